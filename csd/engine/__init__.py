@@ -7,8 +7,7 @@
     scheduler.py  the loop: a plan, a step, its record, tokens of samples, their ends
     plan.py       the view, the plan and the events of a step, as plain values
     policy.py     the plans of a call: whose prompt is read, whose sample gets a slot
-    slots.py      applies plans: reads prompts, starts samples, ends requests
-    admission.py  whether the step can serve a request that arrives
+    slots.py      applies plans: admits requests, reads prompts, starts samples, ends requests
     options/      arguments: default, check, flag and description of each; grammars, thoughts
     requests/     prompts and their samples, edits of slots, past samples
     resources/    `EngineModel`, `Caches` and `StepTimes`, which calls share

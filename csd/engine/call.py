@@ -179,11 +179,6 @@ class Call:
         """Results of all prompts; unfinished samples are `cancelled`."""
         return [request.result() for request in self.requests]
 
-    def finish_sample(self, request: Request, sample: Sample) -> None:
-        """Update the progress bar after a sample has finished."""
-        if self.bar is not None:
-            self.bar.end_sample(request, sample)
-
     def open(self) -> None:
         """Check, before the first step, that the history and the trace file can be written.
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import chain, count
 from typing import Any, Protocol, Unpack, overload
 
@@ -25,14 +26,17 @@ from csd.engine.resources.model import EngineModel
 from csd.engine.resources.step_times import StepTimes
 from csd.engine.resources.turn import Turn
 from csd.engine.results.result import Sample, Samples
+from csd.engine.rules.changes import Changes, log_uncaptured
 from csd.engine.scheduler import Scheduler
 from csd.engine.session import Session
 from csd.engine.slots import HostSlots, clear
 from csd.engine.step.budget import Controller
-from csd.engine.step.call_step import step_of_call
-from csd.engine.step.static_step import StaticStep, capture_all
+from csd.engine.step.static_step import StaticStep, capture_all, dynamic
 from csd.engine.step.step import Step
 from csd.engine.step.thread_choice import ThreadChoice
+from csd.graph.registry import make_verifier
+from csd.graph.teacher_forcing import TeacherForcing
+from csd.graph.verifier import Verifier
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import DecoderLike
@@ -252,7 +256,8 @@ class Engine:
                 for request in call.requests:
                     request.receipt = receipt
             for request, sample in run:
-                call.finish_sample(request, sample)
+                if call.bar is not None:
+                    call.bar.end_sample(request, sample)
                 yield request, sample
         finally:
             every([run.close, call.close])
@@ -402,10 +407,37 @@ class Engine:
         self, step: Step, requests: list[Request], settings: RunSettings, tokenizer: Any
     ) -> Step:
         """The engine's step with the settings of this call, over the same memory."""
-        caches = self.caches
-        step = step_of_call(step, requests, settings, caches.drafter, tokenizer, caches.changes)
-        caches.changes = step.changes or caches.changes
-        return step
+        caches, ops = self.caches, step.ops
+        caches.drafter.start_call()
+        verifier: Verifier | None = None
+        # without drafts, or if sampling is greedy, every verifier just samples the target
+        drawn = settings.speculate and settings.verifier != "match"
+        if drawn and not requests[0].params.greedy:
+            verifier = make_verifier(settings.verifier, caches.drafter, ops)
+        elif settings.forcing is not None:
+            verifier = settings.forcing(ops, step.cache.rows)
+        if verifier is not None:
+            step, ops = dynamic(step), replace(ops, verify=verifier.verify)
+        vocab, static = step.decoder.config.vocab, step.static
+        changes = Changes.of_call(requests, step.slots, vocab, caches.changes, static, tokenizer)
+        if changes is not None:
+            caches.changes = changes
+            changes.teacher_forced = isinstance(verifier, TeacherForcing)
+            if changes.asked.host and static:
+                log_uncaptured(self.device)
+                step, changes.static = dynamic(step), False
+        return replace(
+            step,
+            ops=ops,
+            drafter=caches.drafter,
+            verifier=verifier,
+            changes=changes,
+            drafting=settings.speculate,
+            top=settings.record_top,
+            trees=settings.drafts,
+            measures=settings.measures,
+            seconds=step.no_seconds(),
+        )
 
     def _end_call(
         self, requests: list[Request], seconds: dict[str, float], control: Controller | None

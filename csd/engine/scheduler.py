@@ -42,12 +42,12 @@ class Scheduler:
         *,
         budget: Budget,
         lag: int,
-        threads: ThreadChoice | None = None,
-        expected: Callable[[int], float] = lambda rows: 1.0,
+        threads: ThreadChoice,
+        expected: Callable[[int], float],
     ):
         self.policy, self.slots, self.step = policy, slots, slots.step
         self.settings, self.budget, self.lag = settings, budget, lag
-        self.threads, self.expected = threads or ThreadChoice(fixed=True), expected
+        self.threads, self.expected = threads, expected
         self.failed: list[Request] = []  # with samples that could not continue
         self.penalises_progress = False  # True while a progress penalty applies
 
@@ -74,14 +74,9 @@ class Scheduler:
                 yield from self.note(self.read(record))
         if self.failed and not self.settings.returns_errors:
             # a rule that ended a prompt may have left out the samples with errors
-            errors = [(r.index, i) for r in self.failed for i in r.progress.errors]
+            errors = {(r.index, i): e for r in self.failed for i, e in r.progress.errors.items()}
             if errors:
-                index, i = min(errors)
-                raise next(
-                    r.progress.errors[i]
-                    for r in self.failed
-                    if r.index == index and i in r.progress.errors
-                )
+                raise errors[min(errors)]
 
     def launch(self, live_count: int, ending: bool) -> PendingRecord:
         """Launch a step; ending: whether shorter samples are favoured, since none waits."""
@@ -89,10 +84,10 @@ class Scheduler:
         if ending != self.penalises_progress:
             self.penalises_progress = ending
             self.step.slots.progress_penalty.fill_(PROGRESS_PENALTY if ending else 0)
-        with self.threads.step() as timer:
+        with self.threads.step():
             owners, steps = self.slots.owners, self.slots.steps
             pending = self.step.launch(live_count, self.budget, owners, steps)
-            timer.expected = self.expected(pending.rows)
+            self.threads.expected = self.expected(pending.snapshot.rows)
         return pending
 
     def note(self, events: Iterable[Event]) -> Iterator[tuple[Request, Sample]]:
@@ -132,7 +127,7 @@ class Scheduler:
         count, error = record.count[s], None
         if record.bad[s]:
             count, error = self.broken(live, record, s)
-        self.append(live, record, s, count)
+        live.append(record, s, count)
         stats = request.progress.stats
         new = len(live.tokens) - had
         stats.tokens += new
@@ -191,41 +186,20 @@ class Scheduler:
         if position < 0:
             raw = record.raw_logprobs[s][: record.count[s]]
             count = next((i for i, x in enumerate(raw) if x != x), 0)
-        tokens, name = live.tokens + record.tokens[s][:count], live.request.name
+        tokens = live.tokens + record.tokens[s][:count]
         if none_left:
             vocab = self.step.decoder.config.vocab
-            return count, no_token_left(live, tokens, self.slots.tokenizer, vocab, name)
-        functions = live.request.params.logits_processor
+            return count, no_token_left(live, tokens, self.slots.tokenizer, vocab)
+        request = live.request
+        of = "logits_processor or the model" if request.params.logits_processor else "the model"
         return count, FloatingPointError(
-            f"{'logits_processor or the model' if functions else 'the model'} returned NaN or "
-            f"infinite logits after {len(tokens)} tokens of sample {live.index} of {name}"
+            f"{of} returned NaN or infinite logits after {len(tokens)} tokens of sample "
+            f"{live.index} of {request.name}"
         )
 
-    def append(self, live: LiveSample, record: Record, s: int, n: int) -> None:
-        """Append the first n tokens of slot s in `record` to its sample, with values and drafts."""
-        live.note(record.measured, s, n)
-        had = len(live.tokens)
-        live.append(
-            record.tokens[s][:n],
-            record.logprobs[s][:n],
-            record.raw_logprobs[s][:n],
-            record.sources[s][:n],
-        )
-        new = live.tokens[had:]
-        live.steps += [record.step] * len(new)
-        if record.trees is not None:
-            live.drafts.append(record.trees.draft(s, record.step, had))
-        if record.top is not None:
-            live.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
 
-
-def no_token_left(
-    live: LiveSample, tokens: list[int], tokenizer: Any, vocab: int, prompt: str
-) -> ValueError:
-    """Returns the error of a sample that has no token to draw after `tokens`.
-
-    prompt: name of the prompt in the message.
-    """
+def no_token_left(live: LiveSample, tokens: list[int], tokenizer: Any, vocab: int) -> ValueError:
+    """Returns the error of a sample that has no token to draw after `tokens`."""
     request = live.request
     names = _names(request.params, request.prompt, tokens, vocab)
     remedy = ""
@@ -236,7 +210,7 @@ def no_token_left(
             remedy = f": no text fits the schema from here on; remove {parts[-1]} or change it"
     return ValueError(
         f"{' and '.join(names)} banned all tokens after {len(tokens)} tokens of sample "
-        f"{live.index} of {prompt}{remedy}"
+        f"{live.index} of {request.name}{remedy}"
     )
 
 

@@ -24,7 +24,6 @@ from hashlib import blake2b
 from typing import Any, Unpack
 
 from csd.engine.options import Options
-from csd.engine.requests.request import Carrying
 from csd.engine.results.result import Sample, Samples
 from csd.utils.arguments import check_whole
 
@@ -262,7 +261,4 @@ class Session(SessionTurns):
             )
             for request, mates in zip(call.requests, runs, strict=True)
         ]
-        with Carrying(call.requests, call.many):
-            for _ in self.engine.draw(call):
-                pass
-        return self.end_turn(turn, call.results())
+        return self.end_turn(turn, self.engine.results(call))

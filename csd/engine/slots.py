@@ -8,11 +8,13 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from csd.engine.admission import admit
 from csd.engine.plan import Begun, Ended, Event, Failed, Plan, Start, StepView
-from csd.engine.requests.request import LiveSample, Request
+from csd.engine.requests.request import LiveSample, Request, check_served
 from csd.engine.requests.slot_edits import Refill, clear_slot, fill_slots, join_classes
 from csd.engine.results.logprobs import Measures
+from csd.engine.results.savings import common
+from csd.engine.rules.changes import Changes
+from csd.engine.rules.tables import asked_of, changes_rows, set_of
 from csd.engine.step.prefill import Prefill, read_chunks, reads_several, units_of
 from csd.engine.step.step import Clock, Step
 from csd.state.kv_cache import in_turn
@@ -166,7 +168,7 @@ class HostSlots:
 
     def _join(self, request: Request, mate: Request, events: list[Event]) -> None:
         """Give a request the pages and the graph of another one with the same prompt."""
-        self._check(request)
+        self._admit(request)
         request.place = mate.place
         request.progress.stats.cached_tokens = len(request.prompt)
         self.active.append(request)
@@ -246,7 +248,7 @@ class HostSlots:
 
     def _begin(self, request: Request, events: list[Event]) -> None:
         """Reserve a group and pages for a prompt."""
-        self._check(request)
+        self._admit(request)
         others = [*self.active, *(prefill.request for prefill in self._reading.values())]
         taken = {other.place.group for other in others}
         group = next(g for g in range(len(self.owners)) if g not in taken)
@@ -255,14 +257,11 @@ class HostSlots:
         twins = [other.place.text for other in others if shares_text(other, request)]
         request.place.text = twins[0] if twins else next(self._texts)
         try:
-            prefill = Prefill.begin(
-                self.step, request, group, request.place.graph_key, self.prefill_chunk
-            )
+            prefill = Prefill.begin(self.step, request, group, self.prefill_chunk, known)
         except BaseException:
             if request.place.pages:
                 self._free_group(request)
             raise
-        prefill.observed = known
         self._reading[request.index] = prefill
         events.append(Begun(request))
 
@@ -275,13 +274,52 @@ class HostSlots:
         if request.graph is not None and drafter is not None and drafter.shares_keys:
             mates = [other for other in others if other.graph is request.graph]
         request.place.graph_key = mates[0].place.graph_key if mates else next(self.group_keys)
-        common = (common_tokens(request.prompt, other.prompt) for other in mates)
-        return max(max(common, default=0) - 1, 0)
+        shared = (common(request.prompt, other.prompt) for other in mates)
+        return max(max(shared, default=0) - 1, 0)
 
-    def _check(self, request: Request) -> None:
-        """Admit a request that has arrived. Raises ValueError if the step cannot serve it."""
-        if self.arrive:
-            admit(self.step, request, self.active, self.owners, self.tokenizer)
+    def _admit(self, request: Request) -> None:
+        """Cut the history of a request that has arrived to fit, and set the step's rules for it.
+
+        Raises ValueError if the step, as it is now, cannot serve the request.
+        """
+        if not self.arrive:
+            return
+        step = self.step
+        check_served([request], step.decoder.config)
+        if request.history:
+            used = None
+            if step.drafter is not None:
+                used = step.drafter.max_history(request.history, len(self.owners))
+            if used is None:
+                raise ValueError("history needs drafter='consensus' and speculate=True")
+            request.cut_history(used)
+        self._admit_rules(request)
+        request.progress.stats.name_decoder(step.decoder)
+
+    def _admit_rules(self, request: Request) -> None:
+        """Set the step's changes of rows to those of `request` and all active requests."""
+        step, before = self.step, self.step.changes
+        if before is None and not changes_rows(request.params):
+            return
+        requests = [*self.active, request]
+        asked = asked_of(requests)
+        if before is not None and asked == before.asked and set_of(request.params) in before.sets:
+            return
+        if asked.host and step.static:
+            raise ValueError("grammars run on the host: they need an engine with static=False")
+        vocab = step.decoder.config.vocab
+        made = Changes.of_call(requests, step.slots, vocab, before, step.static, self.tokenizer)
+        if made is not None:
+            # new matchers read the tokens that their samples have committed
+            refills = [
+                Refill(s, live.request, live.index, live.pages)
+                for s, live in enumerate(self.owners)
+                if live is not None
+            ]
+            for refill in refills:
+                made.begin(refill)
+            made.fill(refills)
+        step.changes = made
 
 
 def clear(step: Step) -> None:
@@ -300,9 +338,3 @@ def shares_text(a: Request, b: Request) -> bool:
     """
     within = a.scope is not None and a.scope == b.scope
     return within and not a.history and not b.history and a.prompt == b.prompt
-
-
-def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of tokens that both begin with."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -44,17 +44,15 @@ def set_history(
             for past in request.history:
                 _check_vocabulary(past, vocab, "history")
         return
-    if not many:
-        request = requests[0]
-        request.history = _past_samples(history, request.prompt, tokenizer, vocab, "history")
-        return
-    if isinstance(history, Samples) or len(history) != len(requests):
+    entries = {"history": history}
+    if many and (isinstance(history, Samples) or len(history) != len(requests)):
         count = "one" if isinstance(history, Samples) else len(history)
         raise ValueError(
             f"history must have one entry for each of {len(requests)} prompts, got {count}"
         )
-    for i, (request, entry) in enumerate(zip(requests, history, strict=True)):
-        name = f"history[{i}]"
+    if many:
+        entries = {f"history[{i}]": entry for i, entry in enumerate(history)}
+    for request, (name, entry) in zip(requests, entries.items(), strict=True):
         request.history = _past_samples(entry, request.prompt, tokenizer, vocab, name)
 
 

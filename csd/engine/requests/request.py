@@ -1,27 +1,124 @@
 """Host side of a call: a `Request` asks for samples of a prompt, a `LiveSample` is in a slot.
 
+`Progress` has a request's samples from waiting to finished, `Placement` its place while in flight.
+
 A call that ends in an error attaches its samples to the error (`Carrying`).
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from csd.engine.options.grammar import has_grammar
 from csd.engine.options.open_thought import Front, open_thoughts
 from csd.engine.options.params import SamplingParams
 from csd.engine.options.thinking import PAIRS, ThinkingBudget, forced_places
-from csd.engine.requests.progress import Placement, Progress
-from csd.engine.results.logprobs import Measures
-from csd.engine.results.record import SOURCES, Draft
-from csd.engine.results.result import Sample, Samples
+from csd.engine.results.logprobs import Measures, PromptScores
+from csd.engine.results.record import SOURCES, Draft, Record
+from csd.engine.results.result import Sample, Samples, Until
+from csd.engine.results.stats import Stats
 from csd.graph.history import PastSample
 from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes
 from csd.models.text.streamed import SampleText
 from csd.traces.receipt import Receipt
 from csd.utils.arguments import LARGEST
+from csd.utils.torch_state import calling
+
+
+@dataclass(slots=True)
+class Placement:
+    """Place of a request in flight, which slots give it (`csd/engine/slots.py`)."""
+
+    group: int = -1
+    pages: list[int] = field(default_factory=list)  # of its prompt
+    units: list[bytes] | None = None  # digests of the prompt's units in the prefix index
+    graph_key: int = -1  # of the group's graph
+    # equal for requests in flight whose samples may share rows: those of equal prompts in a scope
+    text: int = -1
+
+
+@dataclass(slots=True)
+class Progress:
+    """Samples of a request, from waiting to finished, and what else is known of it."""
+
+    samples: range  # the sample indices to draw
+    waiting: deque[int] = field(init=False)  # indices without a slot
+    live: dict[int, "LiveSample"] = field(default_factory=dict)  # by sample index
+    finished: dict[int, Sample] = field(default_factory=dict)  # by sample index
+    awaited: set[int] = field(default_factory=set)  # sample indices that another request draws
+    top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
+    checked: int = 0  # length of the longest prefix that `until` has been called with
+    decided: bool = False  # whether `until` has ended it
+    fault: BaseException | None = None  # raised in a step by what this request alone asks for
+    error: str | None = None  # reason why the request is not served, or not to its end
+    errors: dict[int, Exception] = field(default_factory=dict)  # of samples that cannot continue
+    scores: PromptScores | None = None  # if requested: of the prompt's tokens read so far
+    # whether the prompt leaves a thought open, once it was read: one that has the tags of
+    # templates, and one that its budget counts
+    in_thought: bool | None = None
+    in_budget: bool = False
+    stats: Stats = field(default_factory=Stats)
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(self.samples)
+
+    @property
+    def done(self) -> bool:
+        return not (self.waiting or self.live or self.awaited)
+
+    def whole(self, until: Until | None) -> bool:
+        """True if all samples have ended, those included that `until` has cancelled, and none in an
+        error."""
+        if not self.done or len(self.finished) < len(self.samples) or self.errors:
+            return False
+        # an error may have come between the last sample's end and the decision
+        return until is None or self.decided or self.checked == len(self.samples)
+
+    def prefix(self) -> list[Sample]:
+        """Finished samples before the first unfinished index.
+
+        The order in which samples finish depends on their lengths, so `until` sees only this
+        prefix.
+        """
+        return [self.finished[i] for i in takewhile(self.finished.__contains__, self.samples)]
+
+    def satisfies(self, until: Until | None) -> bool:
+        """True if `until` is satisfied; it is called with each longer prefix in turn.
+
+        The number of samples that finish at once depends on the batch. The shortest prefix that
+        satisfies `until` does not, so samples that finished beyond it are cancelled like the rest.
+        """
+        if until is None:
+            return False
+        prefix = self.prefix()
+        while self.checked < len(prefix):
+            self.checked += 1
+            with calling("until"):
+                ends = _is_true(until(prefix[: self.checked]))
+            if ends:
+                self.decided = True
+                for i in self.samples[self.checked :]:
+                    if i in self.finished:
+                        self.errors.pop(i, None)
+                        self.finished[i] = replace(
+                            self.finished[i], finish_reason="cancelled", error=None
+                        )
+                return True
+        return False
+
+
+def _is_true(answer: Any) -> bool:
+    try:
+        return bool(answer)
+    # arrays of several values and decisions of a vote have no truth
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"until must return True or False, got a {type(answer).__name__}: {error}"
+        ) from error
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +178,13 @@ class Request:
         made = replace(self, samples=samples, **own)
         made.progress.error, made.progress.scores = error, scores
         return made
+
+    def cut_history(self, count: int | None) -> None:
+        """Keep the first `count` past samples alone, and count tokens in the statistics."""
+        stats = self.progress.stats
+        stats.history_left_out += sum(map(len, self.history[count:]))
+        self.history = self.history[:count]
+        stats.history_tokens = sum(map(len, self.history))
 
     def find_thought(self, tokenizer: Any) -> None:
         """Find once whether the prompt leaves a thought open."""
@@ -159,26 +263,30 @@ class LiveSample:
                 answer=None if request.stops_in_thought else front.answer,
             )
 
-    def append(
-        self,
-        tokens: list[int],
-        logprobs: list[float],
-        raw_logprobs: list[float],
-        sources: list[int],
-    ) -> None:
-        """Append a step's tokens, up to the one that completes a stop string."""
-        for row in zip(tokens, logprobs, raw_logprobs, sources, strict=True):
-            self.tokens.append(row[0])
-            self.logprobs.append(row[1])
-            self.raw_logprobs.append(row[2])
-            self.sources.append(SOURCES[row[3]])
-            if self._text is not None and self._text.push(row[0]):
+    def append(self, record: Record, s: int, n: int) -> None:
+        """Append the first n tokens of slot s in a step's record, with values and drafts, up to the
+        token that completes a stop string."""
+        self._measure(record.measured, s, n)
+        had = len(self.tokens)
+        drawn = record.logprobs[s], record.raw_logprobs[s], record.sources[s]
+        for token, logprob, raw, source in zip(record.tokens[s][:n], *drawn, strict=False):
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            self.raw_logprobs.append(raw)
+            self.sources.append(SOURCES[source])
+            if self._text is not None and self._text.push(token):
                 self.stopped = True
                 break
+        new = len(self.tokens) - had
+        self.steps += [record.step] * new
+        if record.trees is not None:
+            self.drafts.append(record.trees.draft(s, record.step, had))
+        if record.top is not None:
+            self.top += zip(record.top[0][s][:new], record.top[1][s], strict=False)
 
-    def note(self, measured: dict[str, list], s: int, count: int) -> None:
-        """Append a step's measured values at the first `count` positions of slot s, as far as the
-        request asks for them."""
+    def _measure(self, measured: dict[str, list], s: int, count: int) -> None:
+        """Append measured values at the first `count` positions of slot s, as far as the request
+        asks for them."""
         asked = self.request.measures
         if "likely_token" in measured and (asked is None or asked.top):
             pairs = zip(measured["likely_token"][s], measured["likely_logprob"][s], strict=True)
@@ -233,13 +341,8 @@ class LiveSample:
 
     def _even(self) -> None:
         """Cut all lists to one length: an interrupt may have come in the middle of an append."""
-        lists: list[list] = [
-            self.tokens,
-            self.logprobs,
-            self.raw_logprobs,
-            self.sources,
-            self.steps,
-        ]
+        own = self.tokens, self.logprobs, self.raw_logprobs
+        lists: list[list] = [*own, self.sources, self.steps]
         shortest = min(map(len, lists))
         for values in lists:
             del values[shortest:]

@@ -47,7 +47,7 @@ class StepTimes:
     def table(self, table: StepTimeTable | None) -> None:
         self._timed, self._table = self._kind, table
 
-    def budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
+    def budget(self, settings: RunSettings, step: Step) -> FixedBudget:
         """Returns the budget of a call with these settings."""
         sizes = None
         if isinstance(step, StaticStep) and not step.verifier:

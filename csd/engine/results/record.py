@@ -4,7 +4,6 @@ A `Snapshot` on the device becomes a `Record` on the host, `PendingRecord` while
 `drafts=True` a record has the draft trees of the step (`Trees`).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -39,21 +38,21 @@ class Trees:
     nodes: list[int]
     token: list[int]
     parent: list[int]
-    cost: list[int]
+    path_cost: list[int]
     source: list[int]
     accept_row: list[list[int]]
-    accept_count: list[int]
+    count: list[int]
 
     def draft(self, slot: int, step: int, at: int) -> Draft:
         start = self.start[slot]
         rows = slice(start, start + self.nodes[slot])
-        accepted = self.accept_row[slot][1 : self.accept_count[slot]]
+        accepted = self.accept_row[slot][1 : self.count[slot]]
         return Draft(
             step=step,
             at=at,
             tokens=self.token[rows],
             parents=[row - start if row >= 0 else -1 for row in self.parent[rows]],
-            probabilities=[round(path_probability(cost), 6) for cost in self.cost[rows]],
+            probabilities=[round(path_probability(cost), 6) for cost in self.path_cost[rows]],
             sources=[SOURCES[source] for source in self.source[rows]],
             path=[row - start for row in accepted],
         )
@@ -75,6 +74,13 @@ class Snapshot:
     ints: torch.Tensor
     floats: torch.Tensor
     shared: list[int] | None = None  # rows of the model by slot, if slots share them
+
+    @property
+    def rows(self) -> int:
+        """Rows of the model that the step ran, padding included."""
+        if self.shared is not None:
+            return sum(self.shared)
+        return next(shape[0] for part in self.layout for name, shape, _ in part if name == "cost")
 
     @classmethod
     def of(
@@ -139,32 +145,13 @@ class Record:
     shared: list[int] | None = None  # as in `Snapshot`
 
     @classmethod
-    def read(
-        cls,
-        owners: list,
-        step: int,
-        layout: tuple,
-        ints: torch.Tensor,
-        floats: torch.Tensor,
-        shared: list[int] | None = None,
-    ) -> "Record":
-        """Unpack a snapshot's two tensors on the host. shared: as in `Snapshot`."""
-        got = {}
-        for fields, values in zip(layout, (ints, floats), strict=True):
+    def read(cls, owners: list, step: int, snapshot: Snapshot) -> "Record":
+        """Unpack the snapshot of a step."""
+        got: dict[str, list] = {}
+        tensors = snapshot.ints.cpu(), snapshot.floats.cpu()
+        for fields, values in zip(snapshot.layout, tensors, strict=True):
             for name, shape, offset in fields:
                 got[name] = values[offset : offset + prod(shape)].view(shape).tolist()
-        trees = None
-        if "token" in got:
-            trees = Trees(
-                start=got["start"],
-                nodes=got["nodes"],
-                token=got["token"],
-                parent=got["parent"],
-                cost=got["path_cost"],
-                source=got["source"],
-                accept_row=got["accept_row"],
-                accept_count=got["count"],
-            )
         return cls(
             owners=owners,
             count=got["count"],
@@ -178,10 +165,10 @@ class Record:
             costs=[x for x in got["cost"] if x >= 0],
             top=(got["top_token"], got["top_prob"]) if "top_token" in got else None,
             step=step,
-            trees=trees,
-            rows=len(got["cost"]) if shared is None else sum(shared),
+            trees=Trees(*(got[name] for name in Trees.__slots__)) if "token" in got else None,
+            rows=snapshot.rows,
             measured={name: got[name] for name in MEASURED if name in got},
-            shared=shared,
+            shared=snapshot.shared,
         )
 
     @property
@@ -211,27 +198,12 @@ class PendingRecord:
 
     owners: list
     step: int
-    layout: tuple
-    ints: torch.Tensor
-    floats: torch.Tensor
-    shared: list[int] | None = None  # as in `Snapshot`
+    snapshot: Snapshot
     # CUDA events with timing: before the step, and after its copies
     begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
-
-    @classmethod
-    def of(cls, snapshot: Snapshot, owners: Iterable, step: int) -> "PendingRecord":
-        tensors = snapshot.ints, snapshot.floats
-        return cls(list(owners), step, snapshot.layout, *tensors, snapshot.shared)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of the model that the step ran."""
-        if self.shared is not None:
-            return sum(self.shared)
-        return next(shape[0] for part in self.layout for name, shape, _ in part if name == "cost")
 
     def read(self) -> Record:
         """Wait for the copy and unpack it."""
@@ -240,9 +212,6 @@ class PendingRecord:
             if self.begun is not None:
                 # milliseconds on the device; both events have passed, so this does not wait
                 self.model_seconds = self.begun.elapsed_time(self.done) / 1000
-        elif self.ints.is_cuda:
-            self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
-        tensors = self.ints, self.floats
-        record = Record.read(self.owners, self.step, self.layout, *tensors, self.shared)
+        record = Record.read(self.owners, self.step, self.snapshot)
         record.draft_seconds, record.model_seconds = self.draft_seconds, self.model_seconds
         return record

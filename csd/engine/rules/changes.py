@@ -192,15 +192,11 @@ class Changes:
         return abs(position) - 1, position > 0
 
 
+@cache
 def log_uncaptured(device: torch.device) -> None:
     """Warn once that steps on a GPU run without being captured."""
     if device.type == "cuda":
-        _log_uncaptured()
-
-
-@cache
-def _log_uncaptured() -> None:
-    LOG.warning(
-        "logits_processor and grammars run on the host, so steps of such calls are not captured "
-        "(static=False)"
-    )
+        LOG.warning(
+            "logits_processor and grammars run on the host, so steps of such calls are not "
+            "captured (static=False)"
+        )

@@ -32,11 +32,11 @@ def apply_functions(
         alike: dict[tuple[int, int], list[int]] = {}
         for row in rows.reached(level, x):
             if not rows.forced[row] >= 0:
-                key = id(rows.functions(row)), len(rows.prefix(row))
+                key = id(rows.functions(row)), len(rows.prefixes[row])
                 alike.setdefault(key, []).append(row)
         for members in alike.values():
             index = torch.tensor(members, device=x.device)
-            ids = torch.tensor([rows.prefix(row) for row in members], device=x.device)
+            ids = torch.tensor([rows.prefixes[row] for row in members], device=x.device)
             x[index] = _run(rows.functions(members[0]), ids, x[index])
 
 
@@ -71,23 +71,16 @@ class _HostRows:
         listed = torch.stack([pool.token, pool.parent, pool.slot, pool.depth]).tolist()
         self.token, self.parent, self.slot, self.depth = listed
         self.forced = [-1] * pool.rows if forced is None else forced.tolist()
-        self._stops, self._owners, self._teacher_forced = (
-            slots.stop_ids.tolist(),
-            owners,
-            teacher_forced,
-        )
-        self._generated = slots.generated.tolist()
+        self._owners, self._teacher_forced = owners, teacher_forced
+        self._stops, self._generated = slots.stop_ids.tolist(), slots.generated.tolist()
         longest = max(self._generated, default=0)
         self._tokens = slots.tokens[:, :longest].tolist()
-        self._prefixes: dict[int, list[int]] = {}
+        # tokens from the start of the prompt up to and including the row's own
+        self.prefixes: dict[int, list[int]] = {}
 
     def functions(self, row: int) -> tuple:
         owner = self._owners[self.slot[row]]
         return () if owner is None else owner.params.logits_processor
-
-    def prefix(self, row: int) -> list[int]:
-        """Tokens from the start of the prompt up to and including the row's own."""
-        return self._prefixes[row]
 
     def levels(self) -> list[list[int]]:
         """Rows of slots that have functions, one list per depth."""
@@ -111,16 +104,16 @@ class _HostRows:
                 s = self.slot[row]
                 owner = self._owners[s]
                 assert owner is not None
-                self._prefixes[row] = owner.prompt + self._tokens[s][: self._generated[s]]
+                self.prefixes[row] = owner.prompt + self._tokens[s][: self._generated[s]]
                 reached.append(row)
         for i, row in enumerate(below):
             only = self.forced[self.parent[row]]
             drawn = self.token[row] == only if only >= 0 else scores[i] != -torch.inf
             if drawn or self._teacher_forced:
-                self._prefixes[row] = [*self._prefixes[self.parent[row]], self.token[row]]
+                self.prefixes[row] = [*self.prefixes[self.parent[row]], self.token[row]]
                 reached.append(row)
         return sorted(reached)
 
     def _goes_on(self, row: int) -> bool:
         ended = not self._teacher_forced and self.token[row] in self._stops[self.slot[row]]
-        return self.parent[row] in self._prefixes and not ended
+        return self.parent[row] in self.prefixes and not ended

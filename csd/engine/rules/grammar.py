@@ -5,7 +5,7 @@ With a thinking budget, the budget governs the thought, and the grammar the text
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -449,8 +449,3 @@ def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:
         allows = accepts and ends_there
         bits[end // 8] = bits[end // 8] | bit if allows else bits[end // 8] & (255 - bit)
     return bits
-
-
-def asks_grammar(requests: Sequence[Request]) -> bool:
-    """True if any sample has a grammar."""
-    return any(has_grammar(r.params) for r in requests)

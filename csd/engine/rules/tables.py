@@ -2,19 +2,18 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from csd.engine.options.grammar import GRAMMARS
+from csd.engine.options.grammar import GRAMMARS, has_grammar
 from csd.engine.options.logit_params import WORD_TOKENS
 from csd.engine.options.params import RULES, SamplingParams
 from csd.engine.options.thinking import Tag, tokens_read
 from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import write_rows
-from csd.engine.rules.grammar import asks_grammar
 from csd.kernels.verify.rules.rows import BLOCK, HITS
 from csd.state.logit_rules import RuleKinds, Rules, no_edges, word_edge
 
@@ -83,9 +82,7 @@ class RuleSizes:
     steps: int  # different ones that the tokens of a vocabulary are in the search for a tag
 
     def with_room_for(self, other: "RuleSizes") -> "RuleSizes":
-        return RuleSizes(
-            *(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        )
+        return RuleSizes(*map(max, astuple(self), astuple(other)))
 
 
 # fields that are not stored in tensors
@@ -127,7 +124,7 @@ def asked_of(requests: Sequence[Request]) -> RuleKinds:
         counts=counts,
         thought=any(p.max_thinking_tokens is not None for p in every),
         functions=functions,
-        grammar=asks_grammar(requests),
+        grammar=any(map(has_grammar, every)),
     )
 
 

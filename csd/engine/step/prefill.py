@@ -28,7 +28,6 @@ class Prefill:
 
     step: Step
     request: Request
-    key: int  # of the group, never used before
     chunk_size: int
     position: int = 0  # number of tokens whose keys and values are in the pages
     num_units: int = 0  # number of units of the prefix index that are among them
@@ -37,14 +36,10 @@ class Prefill:
 
     @classmethod
     def begin(
-        cls,
-        step: Step,
-        request: Request,
-        group: int,
-        key: int,
-        chunk_size: int,
+        cls, step: Step, request: Request, group: int, chunk_size: int, observed: int
     ) -> "Prefill":
-        """Reserve the pages of a group for the request's prompt."""
+        """Reserve the pages of a group for the request's prompt; observed: its first tokens that
+        the group's graph has."""
         request.place.group = group
         cache, tokens = step.cache, len(request.prompt) - 1
         # digests of an earlier run may be of other units
@@ -56,9 +51,9 @@ class Prefill:
         if units and cache.states is not None:
             cache.states.begin_prompt(group, units[-1].states)
         # from here on, other groups cannot reuse the drafter's memory for this one
-        step.slots.group_key[group].fill_(key)
+        step.slots.group_key[group].fill_(request.place.graph_key)
         step.slots.prior_part[group].fill_(request.prior_part)
-        return cls(step, request, key, chunk_size, len(pages) * PAGE, len(units))
+        return cls(step, request, chunk_size, len(pages) * PAGE, len(units), observed)
 
     @property
     def chunk(self) -> int:
@@ -67,21 +62,17 @@ class Prefill:
 
     def next_chunk(self) -> PromptChunk:
         """Returns the part of the prompt that the next pass reads."""
-        tokens = self.request.prompt[self.position : self.position + self.chunk]
-        return PromptChunk(
-            self.request.place.group,
-            tokens,
-            self.position,
-            self.request.progress.scores is not None,
-        )
+        request, first = self.request, self.position
+        tokens, scored = request.prompt[first : first + self.chunk], request.progress.scores
+        return PromptChunk(request.place.group, tokens, first, scored is not None)
 
     def finish_chunk(self, hidden: torch.Tensor) -> None:
         """Process a chunk after its pass; hidden: last hidden states [T, hidden] of its rows."""
         self.step.observe_hidden(hidden)
         end = self.position + self.chunk
-        if self.request.progress.scores is not None:
+        if (scores := self.request.progress.scores) is not None:
             following = self.request.prompt[self.position + 1 : end + 1]
-            self.request.progress.scores.read(self.step.decoder.logits, hidden, following)
+            scores.read(self.step.decoder.logits, hidden, following)
         self.position = end
         self._keep_units()
         self._observe(end)
@@ -93,16 +84,14 @@ class Prefill:
         if index is None or not digests:
             return
         states = None
-        while (
-            self.num_units < len(digests) and (self.num_units + 1) * index.tokens <= self.position
-        ):
-            first = self.num_units * index.pages
+        for unit in range(self.num_units, min(len(digests), self.position // index.tokens)):
+            first = unit * index.pages
             pages = self.request.place.pages[first : first + index.pages]
             if cache.states is not None:
                 # a chunk of such a model is a unit
                 states = cache.states.copy_of(self.request.place.group)
-            cache.allocator.keep(digests[self.num_units], pages, states)
-            self.num_units += 1
+            cache.allocator.keep(digests[unit], pages, states)
+            self.num_units = unit + 1
 
     def will_keep(self, digest: bytes) -> bool:
         """True if the unit of this digest is one that this prompt has still to read."""
@@ -114,14 +103,12 @@ class Prefill:
         The size of a piece bounds how long a step waits, whatever the history.
         """
         if self.pieces is None:
-            prompt = self.request.prompt
+            step, prompt, history = self.step, self.request.prompt, self.request.history
             self._observe(len(prompt))
             self.pieces = iter(())
-            step = self.step
-            if step.drafting and step.drafter is not None:
-                history = self.request.history
-                if history:
-                    self.pieces = step.drafter.enter_history(self.key, prompt, history, step.slots)
+            if step.drafting and step.drafter is not None and history:
+                key = self.request.place.graph_key
+                self.pieces = step.drafter.enter_history(key, prompt, history, step.slots)
         return next(self.pieces, 0)
 
     def end(self) -> None:
@@ -129,10 +116,10 @@ class Prefill:
         self.step.slots.prompt_len[self.request.place.group].fill_(len(self.request.prompt) - 1)
 
     def _observe(self, read: int) -> None:
-        step = self.step
+        step, request = self.step, self.request
         if step.drafting and step.drafter is not None:
             self.observed = step.drafter.observe_prompt(
-                self.key, self.request.prompt, self.observed, read, step.slots
+                request.place.graph_key, request.prompt, self.observed, read, step.slots
             )
 
 
@@ -178,37 +165,33 @@ def read_prompt(step: Step, group: int, tokens: Sequence[int], start: int) -> to
 def read_prompts(step: Step, parts: Sequence[PromptChunk]) -> list[torch.Tensor]:
     """`read_prompt` for several prompts in one pass; keys and values have the same bits."""
     with step.prompt_pass(parts):
-        return _read_prompts(step, parts)
-
-
-def _read_prompts(step: Step, parts: Sequence[PromptChunk]) -> list[torch.Tensor]:
-    ops, cache = step.ops, step.cache
-    decoder: Any = step.decoder
-    rows = PromptRows.of(parts, cache.prompt_pages)
-    node_k, node_v = cache.nodes(rows.token.shape[0])
-    states = None
-    if cache.states is not None:
-        ((group, _, start, _),) = parts
-        memory = cache.states.of_prompt(group, start)
-        states = PromptStates(ops, memory, start, rows.token.shape[0])
-    together = reads_several(step)
-    attend = PromptAttention(
-        ops.prompt_attention,
-        node_k,
-        node_v,
-        cache.k,
-        cache.v,
-        rows,
-        scale_of(decoder.config),
-        states,
-        late=together and rows.begin,
-        last=not any(part.scored for part in parts),
-    )
-    if together:
-        decoder = by_chunks(decoder, rows.chunks.rows)
-    hidden = decoder.forward(rows.token, rows.position, attend, node_k, node_v, ops)
-    attend.end()
-    if states is not None:
-        states.end()
-    # with a single prompt a module may return fewer rows, so these are not split
-    return [hidden] if len(parts) == 1 else list(hidden.split(rows.chunks.rows))
+        ops, cache = step.ops, step.cache
+        decoder: Any = step.decoder
+        rows = PromptRows.of(parts, cache.prompt_pages)
+        node_k, node_v = cache.nodes(rows.token.shape[0])
+        states = None
+        if cache.states is not None:
+            ((group, _, start, _),) = parts
+            memory = cache.states.of_prompt(group, start)
+            states = PromptStates(ops, memory, start, rows.token.shape[0])
+        together = reads_several(step)
+        attend = PromptAttention(
+            ops.prompt_attention,
+            node_k,
+            node_v,
+            cache.k,
+            cache.v,
+            rows,
+            scale_of(decoder.config),
+            states,
+            late=together and rows.begin,
+            last=not any(part.scored for part in parts),
+        )
+        if together:
+            decoder = by_chunks(decoder, rows.chunks.rows)
+        hidden = decoder.forward(rows.token, rows.position, attend, node_k, node_v, ops)
+        attend.end()
+        if states is not None:
+            states.end()
+        # with a single prompt a module may return fewer rows, so these are not split
+        return [hidden] if len(parts) == 1 else list(hidden.split(rows.chunks.rows))

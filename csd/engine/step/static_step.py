@@ -148,28 +148,22 @@ class StaticStep(Step):
         if not self.slots.live.is_cuda:
             start = time.perf_counter()
             snapshot, *_ = self.body(rows, nodes)
-            pending = PendingRecord.of(snapshot, owners, step)
-            pending.model_seconds = time.perf_counter() - start
-            return pending
+            seconds = time.perf_counter() - start
+            return PendingRecord(list(owners), step, snapshot, model_seconds=seconds)
         if isinstance(self.decoder, Decoder | ModuleDecoder):
             # a replay runs no forward pass on the host
             self.decoder.follow()
-        snapshot, begun = self._replay(rows, nodes)
-        pending = PendingRecord.of(snapshot, owners, step)
-        # the next replay overwrites the snapshot, but only after these copies
-        pending.ints, pending.floats = (
-            torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-            for x in (snapshot.ints, snapshot.floats)
-        )
-        pending.begun, pending.done = begun, _event()
-        return pending
-
-    def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
         graph, snapshot = self.captured(rows, nodes)
         # recorded after the capture, which does not count as the step's time
         begun = _event()
         graph.replay()
-        return snapshot, begun
+        # the next replay overwrites the snapshot, but only after these copies
+        ints, floats = (
+            torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+            for x in (snapshot.ints, snapshot.floats)
+        )
+        snapshot = replace(snapshot, ints=ints, floats=floats)
+        return PendingRecord(list(owners), step, snapshot, begun, _event())
 
     def captured(self, rows: int, nodes: int) -> tuple[torch.cuda.CUDAGraph, Snapshot]:
         """The graph of a step and its snapshot; captured at the first use of its key."""
@@ -202,6 +196,13 @@ def capture_all(step: Step) -> None:
         for rows in sizes_for(step.slots.count):
             for nodes in (0, rows):
                 step.captured(rows, nodes)
+
+
+def dynamic(step: Step) -> Step:
+    """The same step with shapes that depend on the live slots."""
+    if not isinstance(step, StaticStep):
+        return step
+    return Step(step.decoder, None, step.cache, step.slots, step.ops, share_rows=step.share_rows)
 
 
 def _event() -> torch.cuda.Event:

@@ -1,6 +1,6 @@
 """One step: propose, forward, verify, commit, insert. `prefill.py` reads the prompts before it.
 
-The proposal is a pool: the draft trees of all live slots, cut to the budget (`draft_pool`). Its
+The proposal is a pool: the draft trees of all live slots, cut to the budget (`Step._draft`). Its
 rows attend to the prompt's pages, the slot's pages and the pool's nodes (`pool_attention`). `Clock`
 measures the seconds of the phases.
 """
@@ -81,55 +81,8 @@ def pool_attention(
     )
 
 
-def insert_deferred(drafter: Drafter, slots: Slots) -> float:
-    """Insert the steps that the drafter has deferred; returns the seconds that this takes."""
-    start = time.perf_counter()
-    drafter.flush(slots)
-    return time.perf_counter() - start
-
-
 # above the absolute cost of any node
 MAX_SUM = 128 * COST_ONE
-
-
-def draft_pool(
-    ops: Ops,
-    slots: Slots,
-    drafter: Drafter | None,
-    texts: TextOps | None,
-    live_count: int,
-    classes: int,
-    most_nodes: int,
-    most_copies: int | None,
-    budget: Budget,
-) -> Pool:
-    """Returns a pool with the roots of the live slots and the drafted nodes that are worth a row.
-
-    drafter: None in a call without drafts. texts: None if no slots share rows. classes: number of
-    different texts of the live slots, of which each has one tree (`csd/kernels/texts`).
-    most_nodes: drafted nodes that `budget` asked for; it chooses how many of them to keep.
-    most_copies: most drafted nodes of the pool, if slots share rows; None: no limit.
-    """
-    drafts = drafter is not None and most_nodes > 0
-    if drafter is not None and drafts:
-        # the members of a class draft many nodes in common
-        pool = drafter.propose(slots, live_count + most_nodes * live_count // classes)
-    else:
-        pool = ops.roots(slots, live_count)
-        if drafter is not None:
-            drafter.skip(slots)
-    trees = pool if texts is None else texts.merge(pool, slots)
-    if drafts:
-        cost, costs, penalties = ops.node_costs(trees, slots)
-        count = min(budget.select(live_count, costs, penalties, classes), most_nodes)
-        if texts is not None:
-            # a node of several members may cost less than 0
-            cost.masked_fill_(trees.depth == 0, -MAX_SUM)
-            if most_copies is not None:
-                count = min(count, _copied(trees, cost, texts.first(slots), most_copies))
-        budget.record_selection(count)
-        trees = ops.prune(trees, classes + count, cost)
-    return trees if texts is None else texts.spread(trees, pool, slots)
 
 
 def _copied(trees: Pool, cost: torch.Tensor, first: torch.Tensor, most: int) -> int:
@@ -216,21 +169,56 @@ class Step:
             texts = texts if classes < live_count else None
         most_nodes = 0 if drafter is None else budget.num_draft_tokens(classes)
         if drafter is not None and most_nodes:
-            self.waited = insert_deferred(drafter, slots)
+            start = time.perf_counter()
+            drafter.flush(slots)
+            self.waited = time.perf_counter() - start
         if self.verifier is not None:
             pool = self.verifier.propose(slots, live_count, most_nodes, budget)
             return pool if texts is None else texts.share(pool, slots)
-        # rules edit a copy of each node's logits
-        most_copies = None if self.changes is None else most_nodes
-        pool = draft_pool(
-            self.ops, slots, drafter, texts, live_count, classes, most_nodes, most_copies, budget
-        )
+        pool = self._draft(drafter, texts, live_count, classes, most_nodes, budget)
         if self.changes is None or not self.drafting:
             return pool
         copies = pool.rows - pool.computed.rows
         most_rows = min(classes + most_nodes, self.cache.rows) + copies
         planned = self.changes.plan(pool, slots, most_rows)
         return planned if planned is pool or texts is None else texts.share(planned, slots)
+
+    def _draft(
+        self,
+        drafter: Drafter | None,
+        texts: TextOps | None,
+        live_count: int,
+        classes: int,
+        most_nodes: int,
+        budget: Budget,
+    ) -> Pool:
+        """Returns a pool with the roots of the live slots and the drafted nodes worth a row.
+
+        drafter: None in a call without drafts. texts: None if no slots share rows. classes: number
+        of different texts of the live slots, of which each has one tree (`csd/kernels/texts`).
+        most_nodes: drafted nodes that `budget` asked for; it chooses how many of them to keep.
+        """
+        ops, slots = self.ops, self.slots
+        if drafter is not None and most_nodes:
+            # the members of a class draft many nodes in common
+            pool = drafter.propose(slots, live_count + most_nodes * live_count // classes)
+        else:
+            pool = ops.roots(slots, live_count)
+            if drafter is not None:
+                drafter.skip(slots)
+        trees = pool if texts is None else texts.merge(pool, slots)
+        if most_nodes:
+            cost, costs, penalties = ops.node_costs(trees, slots)
+            count = min(budget.select(live_count, costs, penalties, classes), most_nodes)
+            if texts is not None:
+                # a node of several members may cost less than 0
+                cost.masked_fill_(trees.depth == 0, -MAX_SUM)
+                if self.changes is not None:
+                    # rules edit a copy of each node's logits
+                    count = min(count, _copied(trees, cost, texts.first(slots), most_nodes))
+            budget.record_selection(count)
+            trees = ops.prune(trees, classes + count, cost)
+        return trees if texts is None else texts.spread(trees, pool, slots)
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Run the model over the pool's rows; returns logits [M, V], or [R, V] of `pool.texts`."""
@@ -248,12 +236,10 @@ class Step:
         `Ops.decide` (`csd/kernels/ops.py`) does these three; `Changes.decide` does so with logits
         that the options of samples have changed.
         """
-        if self.changes is None:
-            verdict, ints, floats = self.ops.decide(logits, pool, self.slots, self.top, self.trees)
-        else:
-            verdict, ints, floats = self.changes.decide(
-                self.ops, logits, pool, self.slots, self.top, self.trees
-            )
+        args = logits, pool, self.slots, self.top, self.trees
+        changes, ops = self.changes, self.ops
+        decided = ops.decide(*args) if changes is None else changes.decide(ops, *args)
+        verdict, ints, floats = decided
         if texts := self.sharing:
             texts.part(self.slots, verdict)
         measured = None
@@ -310,10 +296,9 @@ class Step:
         before, self.waited = dict(self.seconds), 0.0
         snapshot = self(live_count, budget)
         took = {phase: self.seconds[phase] - before[phase] for phase in self.phases}
-        pending = PendingRecord.of(snapshot, owners, step)
-        pending.draft_seconds = took["propose"] + took["insert"] - self.waited
-        pending.model_seconds = took["forward"] + took["verify"] + took["commit"]
-        return pending
+        drafting = took["propose"] + took["insert"] - self.waited
+        model = took["forward"] + took["verify"] + took["commit"]
+        return PendingRecord(list(owners), step, snapshot, None, None, drafting, model)
 
     def read(self, pending: PendingRecord) -> Record:
         """Read the record of a launched step on the host."""

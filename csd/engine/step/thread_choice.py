@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import mean
 
 import torch
@@ -41,7 +40,7 @@ class ThreadChoice:
     """
 
     def __init__(self, fixed: bool = False):
-        self.fixed = fixed
+        self.fixed, self.expected = fixed, 1.0
         self._start_over()
 
     def _start_over(self) -> None:
@@ -61,21 +60,20 @@ class ThreadChoice:
             self._start_over()
 
     @contextmanager
-    def step(self) -> Iterator["StepTimer"]:
+    def step(self) -> Iterator[None]:
         """Context of a step, which sets PyTorch's threads and times the step.
 
-        The body sets `expected` of the context's value.
+        The body sets `expected`: the step's seconds by the table of step times, or 1 without one.
         """
-        timer = StepTimer()
         if self.fixed or self.max_threads == 1:
-            yield timer
+            yield
             return
         torch.set_num_threads(self._trial or self.threads)
         try:
             start = time.perf_counter()
-            yield timer
+            yield
             now = time.perf_counter()
-            self.learn((now - start) / timer.expected, now - start, now)
+            self.learn((now - start) / self.expected, now - start, now)
         finally:
             torch.set_num_threads(self.max_threads)
 
@@ -122,10 +120,3 @@ class ThreadChoice:
             self._took.clear()
         self._next = now + max(PAUSE, lost / SHARE)
         self._trial, self._tried, self._spent, self._slow = None, [], 0.0, 0
-
-
-@dataclass
-class StepTimer:
-    """Report of a step; expected: its seconds by the table of step times, or 1 without one."""
-
-    expected: float = 1.0

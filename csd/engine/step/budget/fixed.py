@@ -1,7 +1,7 @@
-"""Budgets with a fixed number of drafted tokens, and the protocol of all budgets."""
+"""Budgets with a fixed number of drafted tokens."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from csd.engine.results.record import Record
 from csd.state.pool import MAX_NODES
@@ -23,11 +23,20 @@ def most_nodes(live_count: int) -> int:
     return min(MOST, PER_SLOT * live_count)
 
 
-class Budget(Protocol):
-    """Protocol that chooses the number of drafted tokens that a step verifies."""
+class FixedBudget:
+    """At most `nodes` drafted tokens per step, over all samples together; base of all budgets.
+
+    control: `auto.Controller` of an automatic budget: its step times and gain.
+    """
+
+    control: Any = None
+
+    def __init__(self, nodes: int):
+        self.nodes = nodes
 
     def num_draft_tokens(self, roots: int) -> int:
         """Drafted tokens to propose for a step with `roots` roots; called once per step."""
+        return nodes_of(roots, self.nodes)
 
     def select(
         self,
@@ -41,47 +50,21 @@ class Budget(Protocol):
         costs: `Pool.cost` of each token plus its slot's progress penalty. penalties: of each slot.
         roots: rows of a step without drafts, by default one for each live slot.
         """
+        return len(costs)
 
     def record_selection(self, nodes: int) -> None:
         """Record the number of a step's proposed tokens that are verified."""
 
     def pool_shape(self, live_count: int) -> tuple[int, int]:
         """Returns the rows and the most drafted tokens of the next pool of fixed shapes."""
+        nodes = nodes_of(live_count, self.nodes)
+        return live_count + nodes, nodes
 
     def update(self, live_count: int, record: Record) -> None:
         """Update from the record of a step over `live_count` slots; once per step, in order."""
 
 
-class FixedBudget(Budget):
-    """At most `nodes` drafted tokens per step, over all samples together."""
-
-    # `auto.Controller` of an automatic budget: its step times and gain
-    control: Any = None
-
-    def __init__(self, nodes: int):
-        self.nodes = nodes
-
-    def num_draft_tokens(self, roots: int) -> int:
-        return nodes_of(roots, self.nodes)
-
-    def select(
-        self,
-        live_count: int,
-        costs: list[int],
-        penalties: Penalties = None,
-        roots: int | None = None,
-    ) -> int:
-        return len(costs)
-
-    def record_selection(self, nodes: int) -> None:
-        pass
-
-    def pool_shape(self, live_count: int) -> tuple[int, int]:
-        nodes = nodes_of(live_count, self.nodes)
-        return live_count + nodes, nodes
-
-    def update(self, live_count: int, record: Record) -> None:
-        pass
+Budget = FixedBudget
 
 
 class FixedPool(FixedBudget):

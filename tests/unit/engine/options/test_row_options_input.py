@@ -39,7 +39,7 @@ def test_what_a_function_gives_is_not_the_models_fault(value):
 def test_functions_on_a_gpu_are_logged(caplog):
     from csd.engine.rules import changes as logit_changes
 
-    logit_changes._log_uncaptured.cache_clear()
+    logit_changes.log_uncaptured.cache_clear()
     with caplog.at_level(logging.WARNING, "csd"):
         logit_changes.log_uncaptured(torch.device("cpu"))
         assert not caplog.records
