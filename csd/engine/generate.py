@@ -140,7 +140,8 @@ def engine_for(
     wanted = decoder, exact
     if wanted not in engines:
         made = Engine(model, **loading, decoder=decoder, exact=exact)
-        made.model.hold_weakly()
+        # the user's module is held weakly: the cache of engines must not keep it
+        made.model.loaded.held = None
         _by_model.setdefault(model, engines)[wanted] = made
     return _by_model[model][wanted]
 

@@ -234,14 +234,10 @@ def _bans(
     """Yield each constraint's name and the tokens it bans after a prompt and sample tokens."""
     before = prompt + tokens
     yield "logit_bias", {token for token, bias in params.logit_bias if bias == float("-inf")}
-    yield (
-        "bad_words",
-        {
-            word[-1]
-            for word in params.bad_words
-            if len(word) == 1 or before[1 - len(word) :] == [*word[:-1]]
-        },
-    )
+    ends = [
+        word for word in params.bad_words if before[len(before) + 1 - len(word) :] == [*word[:-1]]
+    ]
+    yield "bad_words", {word[-1] for word in ends}
     if params.allowed_token_ids is not None:
         yield "allowed_token_ids", set(range(vocab)) - {*params.allowed_token_ids}
     yield "suppress_tokens", {*params.suppress_tokens}

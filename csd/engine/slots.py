@@ -107,8 +107,6 @@ class HostSlots:
             step.measures = Measures(max(m.top for m in asked), any(m.entropy for m in asked))
         return step.count_live(len(owners))
 
-    # samples
-
     def _start(self, start: Start) -> None:
         """Assign a slot and pages to a request's sample."""
         s, request, index = start.slot, start.request, start.index
@@ -163,8 +161,6 @@ class HostSlots:
         self.step.slots.group_key[request.place.group].fill_(-1)
         if self.step.cache.states is not None:
             self.step.cache.states.free_prompt(request.place.group)
-
-    # prompts
 
     def _join(self, request: Request, mate: Request, events: list[Event]) -> None:
         """Give a request the pages and the graph of another one with the same prompt."""

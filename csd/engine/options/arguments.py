@@ -1,14 +1,4 @@
-"""Arguments of `csd.generate` by group, each with its default, check, flag and description.
-
-SampleOptions    which samples are drawn
-FilterOptions    the filters of the samples' distribution (`csd.state.filters`)
-LogitOptions     changes of logits before these (`csd.engine.options.logit_params`)
-EndOptions       where samples and texts end
-PromptOptions    how prompts are cut, and when a prompt is done
-DraftingOptions  drafts: none of them changes a token with the verifier `match`
-ResultOptions    the form of prompts, and the reports and records of a call
-LoadingOptions   a model that a call loads by name
-"""
+"""Arguments of `csd.generate` by group, each with its default, check, flag and description."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence

@@ -1,10 +1,5 @@
 """Arguments of `csd.Engine`, `csd.AsyncEngine` and the server, declared like those of a call.
 
-EngineOptions   an engine: its model, memory, backend and steps
-ServiceOptions  an `AsyncEngine`: those of its engine, and what applies to all its requests
-ServerOptions   address and limits of `csd serve`, and its end
-WarmupOptions   sizes of `Engine.warmup` and `csd warmup`
-
 A default stands here alone: signatures, docstrings and flags are made of these tables.
 """
 

@@ -85,19 +85,11 @@ def answer_header(tokenizer: Any) -> str:
     """
     if not has_chat(tokenizer):
         return ""
-    try:
-        return _rendered_header(tokenizer, str(tokenizer.chat_template))
-    # an object without a hash or without weak references
-    except TypeError:
-        return _render_header(tokenizer)
+    return _rendered_header(tokenizer, str(tokenizer.chat_template))
 
 
 @of_tokenizer
 def _rendered_header(tokenizer: Any, template: str) -> str:
-    return _render_header(tokenizer)
-
-
-def _render_header(tokenizer: Any) -> str:
     messages = [{"role": "user", "content": _WORD}]
     try:
         ids = chat_ids(messages, tokenizer, "prompt", check_template_options({}))

@@ -65,11 +65,6 @@ class Tag:
         ids = tuple(tag)
         return cls(ids, steps={t: step(ids, (t,)) for t in ids})
 
-    @classmethod
-    def of_text(cls, ids: tuple[int, ...], text: bytes, tokenizer: Any, vocab: int) -> "Tag":
-        """A tag that is searched for in the text of a vocabulary's first `vocab` tokens."""
-        return _tag_of_text(tokenizer, ids, text, vocab)
-
     @cached_property
     def kinds(self) -> tuple[list[Transition], dict[int, int]]:
         """Different steps, the first of which has no effect, and the index of each token's."""
@@ -149,7 +144,11 @@ def of_tokenizer(make: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(make)
     def get(tokenizer: Any, *key: Any) -> T:
-        made = kept.setdefault(tokenizer, {})
+        try:
+            made = kept.setdefault(tokenizer, {})
+        # an object without a hash or without weak references
+        except TypeError:
+            made = {}
         if key not in made:
             made[key] = make(tokenizer, *key)
         return made[key]
@@ -158,7 +157,8 @@ def of_tokenizer(make: Callable[..., T]) -> Callable[..., T]:
 
 
 @of_tokenizer
-def _tag_of_text(tokenizer: Any, ids: tuple[int, ...], text: bytes, vocab: int) -> Tag:
+def tag_of_text(tokenizer: Any, ids: tuple[int, ...], text: bytes, vocab: int) -> Tag:
+    """A tag that is searched for in the text of a vocabulary's first `vocab` tokens."""
     tokens, steps = {}, {}
     for token, read in vocabulary(tokenizer, vocab).items():
         # most tokens have nothing in common with the tag
@@ -322,7 +322,7 @@ def _tag(text: str, tokenizer: Any, vocab: int) -> Tag:
     for ids in (*behind, alone):
         # a tokenizer that cannot write the text has the tag's tokens alone
         if ids and joined(ids, tokenizer) == text.encode():
-            return Tag.of_text(ids, text.encode(), tokenizer, vocab)
+            return tag_of_text(tokenizer, ids, text.encode(), vocab)
     return Tag.of(alone)
 
 

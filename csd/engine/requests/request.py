@@ -369,16 +369,16 @@ class Carrying:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, GeneratorExit) or not begun(self._requests):
+        begun = any(r.progress.live or r.progress.finished for r in self._requests)
+        if error is None or isinstance(error, GeneratorExit) or not begun:
             return
-        results = _drawn(self._requests)
+        try:
+            results = [request.result() for request in self._requests]
+        except BaseException:
+            # the tokenizer may have caused the error, possibly by a panic: decode no texts
+            results = [request.result(texts=False) for request in self._requests]
         with suppress(Exception):
             object.__setattr__(error, "samples", results if self._many else results[0])
-
-
-def begun(requests: Sequence[Request]) -> bool:
-    """True if any sample has had a slot."""
-    return any(request.progress.live or request.progress.finished for request in requests)
 
 
 def every(acts: Sequence[Callable[[], Any]]) -> None:
@@ -386,11 +386,3 @@ def every(acts: Sequence[Callable[[], Any]]) -> None:
     with ExitStack() as stack:
         for act in reversed(acts):
             stack.callback(act)
-
-
-def _drawn(requests: Sequence[Request]) -> list[Samples]:
-    try:
-        return [request.result() for request in requests]
-    except BaseException:
-        # the tokenizer may have caused the error, possibly by a panic: decode no texts
-        return [request.result(texts=False) for request in requests]

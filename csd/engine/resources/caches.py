@@ -81,8 +81,6 @@ class Caches:
         self.step = self.drafter = self.demand = self.changes = None
         self._limited, self._counted, self._text, self._dropped = None, 0, (0, False), 0
 
-    # a call's caches
-
     def prepare(
         self, requests: list[Request], drafter: Any, prior: Prior | None = None, nodes: int = 0
     ) -> Step:
@@ -319,8 +317,6 @@ class Caches:
         dtype = str(self._model.dtype).removeprefix("torch.")
         return f"csd-{logits_digest(self.small_step(1))}-{dtype}-{kind}"
 
-    # sizes
-
     @property
     def _reach(self) -> int | None:
         """Largest number of keys that a row of any layer sees, which limits pages; None: no limit.
@@ -337,8 +333,6 @@ class Caches:
         chunk of a prompt of at most `prompt` tokens."""
         pool = slots + max(512, nodes_of(slots, nodes))
         return max(min(self.prefill_chunk, prompt), pool, sizes_for(slots)[-1])
-
-    # beginnings of prompts that later calls find again
 
     @property
     def unit(self) -> int | None:
@@ -378,8 +372,6 @@ class Caches:
         if key != index.key:
             cache.allocator.forget_all()
             index.key = key
-
-    # past samples, and contexts of the graph
 
     def fit_history(self, requests: list[Request]) -> None:
         """Drop the oldest past samples that do not fit in the graph; counts them in the stats."""

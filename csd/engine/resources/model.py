@@ -115,10 +115,6 @@ class EngineModel:
             loaded.tokenizer = self.loaded.own_tokenizer()
         return loaded
 
-    def hold_weakly(self) -> None:
-        """Hold the user's module weakly from now on, as a cache of engines by module must."""
-        self.loaded.held = None
-
     @property
     def kind(self) -> str | None:
         """Kind of exact products: "cublas" if it was requested, None for the backend's own."""

@@ -55,12 +55,8 @@ class StepTimes:
         nodes = settings.budget if settings.speculate else 0
         if isinstance(nodes, int):
             return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
-        table = self._of(step)
+        table = self.plain(step)
         return AutoPool(table, sizes) if sizes else AutoBudget(table)
-
-    def plain(self) -> StepTimeTable:
-        """Seconds of steps without drafts by their rows, from the cache or measured and cached."""
-        return self._of(None)
 
     @plain_torch()
     def measure(self, worth: float = NOT_WORTH, repeats: int = 3) -> StepTimeTable:
@@ -74,8 +70,8 @@ class StepTimes:
         return time_steps(self._caches.small_step(sizes[-1]), sizes, worth, repeats)
 
     @plain_torch()
-    def _of(self, step: Step | None) -> StepTimeTable:
-        """The table, read from the cache on disk or measured and cached if there is none yet.
+    def plain(self, step: Step | None = None) -> StepTimeTable:
+        """Seconds of steps without drafts by their rows, from the cache or measured and cached.
 
         step: the call's step; if it has CUDA graphs, these are measured instead and not cached.
         """

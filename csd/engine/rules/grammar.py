@@ -389,9 +389,8 @@ class _Tree:
         """Add a chain of forced tokens below row `parent`, as far as there is room."""
         for token in forced:
             row = self.rows[parent]
-            if self.room <= 0 or row.depth >= MAX_DEPTH or not self._allows(parent, token):
-                break
-            if not matcher.consume_token(token):
+            fits = self.room > 0 and row.depth < MAX_DEPTH and self._allows(parent, token)
+            if not fits or not matcher.consume_token(token):
                 break
             self.room -= 1
             parent = self._keep(Row(token, parent, row.depth + 1, row.cost, ROOT), -1, matcher)
