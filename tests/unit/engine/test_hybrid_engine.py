@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.checks.host_reads import NoHostReads
 from helpers.models.families import build
+from helpers.targets import slow
 
 import csd
 from csd.kernels.ops import triton
@@ -94,6 +95,8 @@ def test_forward_and_commit_read_nothing_on_the_host(family, decoder):
         assert pool.rows == 3 and verdict.accept_count.tolist() == [1]
 
 
+# the server's own tests and the service above have the rest in every run
+@slow
 def test_a_server_answers_with_the_engines_samples():
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")

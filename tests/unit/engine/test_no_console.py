@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from helpers.models.scripted import Letters, PrefixSum, engine
+from helpers.targets import values
 
 import csd
 from csd.utils import phases
@@ -33,6 +34,7 @@ CONSOLES = {"none": lambda: None, "closed": closed, "detached": detached, "broke
 OPTIONS = dict(num_samples=3, max_new_tokens=12, seed=4)
 
 
+@values
 @pytest.mark.parametrize("kind", CONSOLES)
 @pytest.mark.parametrize("progress", [True, None])
 def test_calls_are_silent(kind, progress, monkeypatch, toy_folder):

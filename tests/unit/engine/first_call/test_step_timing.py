@@ -104,6 +104,8 @@ def test_steps_compile_nothing_once_steps_have_been_timed(dtype, threads, tmp_pa
     assert compiled(tmp_path, dtype, "timed", threads) == []
 
 
+# without it, the test above could not fail
+@slow
 def test_steps_compile_loops_where_none_has_been_timed(tmp_path):
     # what samples a row, what drafts and what commits
     loops = compiled(tmp_path, "float32", "untimed", 1)

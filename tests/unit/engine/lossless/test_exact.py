@@ -16,7 +16,7 @@ from csd.models.load import load
 
 DTYPES = (torch.bfloat16, torch.float32)
 # budget, samples, slots: with few slots samples wait, and later ones draft from finished ones
-RUNS = [(0, 3, 1), (1, 8, 3), (7, 17, 5), (16, 8, 8), (64, 17, 8), ("auto", 3, 2)]
+RUNS = [(0, 3, 1), (1, 8, 3), (7, 11, 5), (16, 8, 8), (64, 11, 8), ("auto", 3, 2)]
 PROMPTS = [(1, 64), (2, 65), (63, 130), (700,)]
 CASES = [
     (family, dtype, i)

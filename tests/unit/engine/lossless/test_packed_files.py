@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.models.packed_files import CASES, write
 from helpers.runs.served import call, served
+from helpers.targets import few
 
 import csd
 from csd.kernels.layers.quantized import has_loop
@@ -49,6 +50,7 @@ def test_samples_are_plain_samplings(file):
         assert values(engine.generate(PROMPTS, budget=12, **DRAWN)) == plain
 
 
+@few(1)
 def test_branches_of_a_session_go_on_as_texts(file):
     turn = dict(max_new_tokens=8, end_token_ids=[], temperature=0.7)
     with csd.Engine(file) as engine:
@@ -66,6 +68,7 @@ def test_branches_of_a_session_go_on_as_texts(file):
         assert (x.tokens, x.logprobs) == (y.tokens, y.logprobs)
 
 
+@few(1)
 def test_choices_of_the_server_are_samples(file):
     _, tokenizer = toy()
     with csd.Engine(file, tokenizer=tokenizer, share_rows=False) as engine:
@@ -77,6 +80,7 @@ def test_choices_of_the_server_are_samples(file):
     assert [choice["text"] for choice in answer["choices"]] == plain.texts
 
 
+@few(1)
 def test_replaced_weights_are_those_of_the_next_call(file, tmp_path):
     def draw(model):
         with csd.Engine(model) as engine:

@@ -13,7 +13,7 @@ from helpers.models import checkpoints, families
 from helpers.oracles.grammar_oracle import Pieces
 from helpers.runs.engine_cases import assert_same_samples
 from helpers.runs.exact_runs import assert_same_bits, run
-from helpers.targets import few
+from helpers.targets import few, values
 
 import csd
 from csd.engine.resources.held_bytes import held_bytes
@@ -70,10 +70,10 @@ RULES = [
 
 
 def random_call(rng):
-    count = rng.choice([2, 5, 12])
+    count = rng.choice([2, 5, 9])
     options = dict(
         num_samples=count,
-        max_new_tokens=rng.choice([4, 9, 20]),
+        max_new_tokens=rng.choice([4, 9, 14]),
         temperature=rng.choice([0, 0.3, 0.7, 1.0]),
         seed=rng.randrange(100),
         first_sample=rng.choice([0, 0, 3]),
@@ -132,6 +132,7 @@ def test_hidden_states_and_logits_have_the_same_bits(name):
     assert_same_bits(*runs)
 
 
+@values
 @pytest.mark.parametrize("name", ["float64", "hybrid", "module"])
 @pytest.mark.parametrize("speculate", [True, False])
 def test_rows_are_the_distinct_texts(name, speculate):
@@ -180,6 +181,7 @@ def test_equal_prompts_of_a_call_share_rows(name):
     assert sum(plain[i].stats.rows for i in (0, 2, 3)) == len(texts)
 
 
+@values
 @pytest.mark.parametrize("name", ["float64", "hybrid", "bfloat16"])
 @pytest.mark.parametrize("speculate", [True, False])
 def test_forks_of_a_session_share_rows(name, speculate):
@@ -230,6 +232,7 @@ def test_other_verifiers_do_not_share():
     assert out.stats.rows == out.stats.sample_steps + out.stats.nodes_proposed
 
 
+@values
 @pytest.mark.parametrize("name", ["float64", "hybrid", "module", "bfloat16"])
 @pytest.mark.parametrize(
     "options", [{}, dict(temperature=0.7, top_p=0.9, top_logprobs=2, entropy=True)], ids=str

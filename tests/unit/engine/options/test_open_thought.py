@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -78,8 +79,12 @@ def tokenizers():
 def is_open(messages, tokenizer, **options):
     """State that votes and budgets read of a prompt's token ids, by templates' tags and by one."""
     (ids,), _ = parse(messages, tokenizer, len(tokenizer), None, options)
-    tags = spell_tags(("<think>", "</think>"), tokenizer, len(tokenizer))
-    return open_thoughts(ids, 0, tags, tokenizer)
+    return open_thoughts(ids, 0, tags_of(tokenizer), tokenizer)
+
+
+@cache
+def tags_of(tokenizer):
+    return spell_tags(("<think>", "</think>"), tokenizer, len(tokenizer))
 
 
 words = st.sampled_from(["", " ", "\n", "What is ", " for?", "a", "assistant", "ASSISTANT: x "])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.models import checkpoints, scripted
 from helpers.models.scripted import PrefixSum
+from helpers.targets import slow
 
 import csd
 
@@ -18,7 +19,7 @@ def model():
     csd.release()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(i, marks=slow) for i in (2, 3))])
 def test_a_call_of_prompts_equals_calls_of_each(model, seed):
     rng = random.Random(seed)
     lengths = [1, 2, CONTEXT - 1, CONTEXT - 2, CONTEXT, CONTEXT + 9, rng.randint(3, 50)]
@@ -63,11 +64,12 @@ def test_a_prompt_that_cannot_be_served_is_named(model, prompt, message):
     prompts = [[5, 6, 7], prompt, [8, 9]]
     with pytest.raises((ValueError, TypeError), match=message):
         csd.generate(model, prompts, seed=2, max_new_tokens=None)
-    outs = csd.generate(model, prompts, seed=2, num_samples=3, on_error="return")
+    asked = dict(seed=2, num_samples=3, max_new_tokens=8)
+    outs = csd.generate(model, prompts, on_error="return", **asked)
     assert [len(out) for out in outs] == [3, 0, 3]
     assert [out.error is None for out in outs] == [True, False, True]
     assert message.replace("\\", "")[:8] in outs[1].error
-    alone = csd.generate(model, [8, 9], seed=2, num_samples=3)
+    alone = csd.generate(model, [8, 9], **asked)
     assert outs[2].tokens == alone.tokens
 
 

@@ -88,7 +88,7 @@ def plain(setting):
             end_ids=(7, 30),
             **SETTINGS[setting],
         )
-        for i in range(5)
+        for i in range(3)
     ]
 
 
@@ -107,7 +107,7 @@ def test_tokens_equal_a_loops(setting, kind):
     for budget in budgets:
         out = engine_of(kind).generate(
             PROMPT,
-            num_samples=5,
+            num_samples=3,
             seed=11,
             max_new_tokens=LENGTH,
             stop_token_ids=[7, 30],
@@ -123,7 +123,7 @@ def test_what_is_looked_for_may_be_longer_than_the_text(setting):
     for budget in (0, 24):
         out = engine_of("cpu").generate(
             PROMPT,
-            num_samples=5,
+            num_samples=3,
             seed=11,
             max_new_tokens=LENGTH,
             stop_token_ids=[7, 30],

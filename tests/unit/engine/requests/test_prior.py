@@ -8,7 +8,7 @@ from helpers.models.checkpoints import build
 from helpers.models.scripted import Letters, counting, engine
 from helpers.runs.engine_cases import PROMPTS, assert_same_samples
 from helpers.runs.trace_file import trace_file
-from helpers.targets import few
+from helpers.targets import few, values
 
 import csd
 from csd.cli.main import main
@@ -53,11 +53,12 @@ def test_tokens_equal_those_without_a_prior(model, plain, budget, kind):
         assert sum(o.stats.accepted["prior"] for o in out) > 0
 
 
+@values
 @pytest.mark.parametrize("lag", [0, 2])
-def test_static_steps_and_lag_draw_the_same(model, plain, lag):
-    for static in (False, True):
-        e = csd.Engine(model, static=static, lag=lag, max_slots=2)
-        assert_same_samples(e.generate(MANY, prior=True, budget=16, **OPTIONS), plain)
+@pytest.mark.parametrize("static", [False, True])
+def test_static_steps_and_lag_draw_the_same(model, plain, static, lag):
+    e = csd.Engine(model, static=static, lag=lag, max_slots=2)
+    assert_same_samples(e.generate(MANY, prior=True, budget=16, **OPTIONS), plain)
 
 
 def test_a_prior_beside_history(model, plain):

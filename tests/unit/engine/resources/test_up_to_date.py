@@ -79,7 +79,7 @@ def test_a_module_that_is_cast_takes_the_backend_of_its_dtype():
 
 
 def call_engine(engine) -> tuple:
-    out = engine.generate(PROMPT, num_samples=2, seed=3, temperature=0.8)
+    out = engine.generate(PROMPT, num_samples=2, seed=3, temperature=0.8, max_new_tokens=16)
     return out.tokens, out.finish_reasons
 
 

@@ -1,5 +1,6 @@
 """Whole calls of "auto" on simulated machines: what it loses and gains in tokens per second."""
 
+from functools import cache
 from statistics import mean
 
 import pytest
@@ -17,8 +18,28 @@ def auto(kind, seconds, disturbed):
     return AutoBudget(cost) if kind == "eager" else AutoPool(cost, [16, 32, 64, 128])
 
 
-def best_fixed(machine, steps):
-    return max(machine.run(FixedBudget(k), steps).rate() for k in range(0, 72, 8))
+# the budgets that do not depend on a table run once on each machine
+@cache
+def fixed(nodes, steps, load=None, **machine):
+    return machine_of(load, **machine).run(None if nodes is None else FixedBudget(nodes), steps)
+
+
+def machine_of(load=None, **machine):
+    made = Machine(**machine)
+    made.load = load or made.load
+    return made
+
+
+def best_fixed(steps, load, **machine):
+    return max(fixed(k, steps, load, **machine).rate() for k in range(0, 72, 8))
+
+
+def share(of):
+    return lambda step: of
+
+
+DEAR = dict(seconds=dear, chain=weak, true=share(0.31), propose=0.1)
+CHEAP = dict(seconds=cheap, chain=strong, true=share(0.6), propose=0.05)
 
 
 eager_and_static = pytest.mark.parametrize("kind", ["eager", "static"])
@@ -31,12 +52,10 @@ seeds = pytest.mark.parametrize("seed", range(4))
 @seeds
 def test_drafts_that_lose_cost_at_most_three_percent(kind, load, disturbed, seed):
     """A 0.14 of a token a sample and step, for proposing at 0.1 and rows at 0.03 of a step."""
-    machine = Machine(dear, weak, lambda step: 0.31, propose=0.1, seed=seed)
-    machine.load = load or machine.load
-    always = machine.run(FixedBudget(16), 300)
+    always, plain = (fixed(nodes, 300, load, seed=seed, **DEAR) for nodes in (16, None))
     assert 1.12 < sum(always.tokens) / (8 * 300) < 1.16
-    plain = machine.run(None, 300)
     assert always.rate() < 0.95 * plain.rate()
+    machine = machine_of(load, seed=seed, **DEAR)
     assert machine.run(auto(kind, dear, disturbed), 300).rate() >= 0.97 * plain.rate()
 
 
@@ -49,9 +68,9 @@ def test_drafts_that_lose_cost_at_most_three_percent_where_steps_vary_by_a_third
     """Over twelve calls; in a single one the noise of a few steps counts for more."""
     shares = []
     for seed in range(12):
-        machine = Machine(dear, weak, lambda step: 0.31, propose=0.1, seed=seed, noise=0.3)
-        machine.load = load or machine.load
-        plain, run = machine.run(None, 300), machine.run(auto(kind, dear, disturbed), 300)
+        machine = DEAR | dict(seed=seed, noise=0.3)
+        plain = fixed(None, 300, load, **machine)
+        run = machine_of(load, **machine).run(auto(kind, dear, disturbed), 300)
         shares.append(run.rate() / plain.rate())
     assert mean(shares) >= 0.97
 
@@ -63,9 +82,9 @@ def test_failing_drafts_lose_little_of_their_gain(kind, noise):
     100 steps behind 200 that they won six, which are two steps with drafts and the looks."""
     before, won, behind = [], [], []
     for seed in range(12):
-        machine = Machine(cheap, strong, propose=0.05, seed=seed, noise=noise)
-        machine.true = lambda step: 1.0 if in_the_middle(step) else 0.05
-        plain, run = machine.run(None, 400), machine.run(auto(kind, cheap, 1.0), 400)
+        machine = CHEAP | dict(true=mostly_in_the_middle, seed=seed, noise=noise)
+        plain = fixed(None, 400, **machine)
+        run = machine_of(**machine).run(auto(kind, cheap, 1.0), 400)
         before.append(run.rate(0, 100) / plain.rate(0, 100))
         behind.append(run.rate(300, 400) / plain.rate(300, 400))
         won.append(run.rate(100, 400) / plain.rate(100, 400))
@@ -82,16 +101,19 @@ def test_drafts_that_pay_are_used(load, disturbed):
     """Nearly as much as by the best fixed number of nodes, which nobody knows before."""
     shares = []
     for seed in range(4):
-        machine = Machine(cheap, strong, lambda step: 0.6, propose=0.05, seed=seed)
-        machine.load = load or machine.load
-        best = best_fixed(machine, 300)
-        assert best > 1.5 * machine.run(None, 300).rate()
-        shares.append(machine.run(auto("eager", cheap, disturbed), 300).rate() / best)
+        best = best_fixed(300, load, seed=seed, **CHEAP)
+        assert best > 1.5 * fixed(None, 300, load, seed=seed, **CHEAP).rate()
+        run = machine_of(load, seed=seed, **CHEAP).run(auto("eager", cheap, disturbed), 300)
+        shares.append(run.rate() / best)
     assert mean(shares) >= 0.97
 
 
 def in_the_middle(step):
     return 100 <= step < 300
+
+
+def mostly_in_the_middle(step):
+    return 1.0 if in_the_middle(step) else 0.05
 
 
 @eager_and_static
@@ -104,7 +126,7 @@ def test_drafts_that_pay_for_a_while(kind, known, seed):
     if known:
         machine.chain = lambda step: strong(step) if in_the_middle(step) else [0.07, 0.03]
     else:
-        machine.true = lambda step: 1.0 if in_the_middle(step) else 0.05
+        machine.true = mostly_in_the_middle
     plain, run = machine.run(None, 400), machine.run(auto(kind, cheap, 1.0), 400)
     # that they stopped to pay takes some steps to find
     for begin, end, least in ((0, 100, 0.96), (100, 300, 1.4), (300, 400, 0.92)):
