@@ -18,7 +18,7 @@ from csd.engine.options.show import shows
 from csd.engine.resources.held_bytes import held_bytes
 from csd.engine.results.result import Sample, Samples
 from csd.models.text_model import unwrapped
-from csd.utils.arguments import checked, options_of
+from csd.utils.arguments import options_of
 from csd.utils.device import free_bytes
 from csd.utils.phases import showing
 
@@ -95,39 +95,29 @@ def release() -> None:
 def engine_for(
     model: Any,
     *,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    quantization: str | None = None,
-    revision: str | None = None,
-    decoder: str = "auto",
     exact: bool | Literal["cublas", "portable"] | None = None,
+    **loading: Unpack[LoadingOptions],
 ) -> Engine:
     """Returns the engine kept for a model; makes a new one if a path's files have changed.
 
-    exact: as in `Engine`, which keeps one engine for each value.
+    exact: as in `Engine`; each value has an engine of its own.
     """
-    dtype = checked(LoadingOptions, "dtype", dtype)
-    quantization = checked(LoadingOptions, "quantization", quantization)
-    loading: dict[str, Any] = dict(
-        device=device, dtype=dtype, quantization=quantization, revision=revision
-    )
+    options: dict[str, Any] = read_options(loading, LoadingOptions)
     if isinstance(model, Engine):
-        options = loading | {"decoder": None if decoder == "auto" else decoder}
-        if exact is not None and model.exact != exact:
-            options["exact"] = exact
-        for name, value in options.items():
-            if value is not None:
+        other = None if model.exact == exact else exact
+        for name, value in (options | {"exact": other}).items():
+            if value is not None and (name, value) != ("decoder", "auto"):
                 raise ValueError(f"{name} must be set when the Engine is made, got {value!r}")
         return model
     if isinstance(model, str) or hasattr(model, "__fspath__"):
         path = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
-        key = (path, revision, str(device), dtype, quantization, decoder, exact)
+        key = (path, exact, *map(str, options.values()))
         files = _files(path)
         if key in _by_name and _by_name[key][1] != files:
             _by_name.pop(key)[0].release()
         if key not in _by_name:
             _make_room(sum(size for _, _, size in files))
-            _by_name[key] = Engine(model, **loading, decoder=decoder, exact=exact), files
+            _by_name[key] = Engine(model, **options, exact=exact), files
         # now the one used last
         _by_name[key] = _by_name.pop(key)
         return _by_name[key][0]
@@ -137,9 +127,9 @@ def engine_for(
     except TypeError:
         # an object without a hash or weak references is not a model: Engine raises below
         engines = {}
-    wanted = decoder, exact
+    wanted = options["decoder"], exact
     if wanted not in engines:
-        made = Engine(model, **loading, decoder=decoder, exact=exact)
+        made = Engine(model, **options, exact=exact)
         # the user's module is held weakly: the cache of engines must not keep it
         made.model.loaded.held = None
         _by_model.setdefault(model, engines)[wanted] = made

@@ -1,9 +1,5 @@
 """Plain values by which a step is composed: the state, the plan, and the events that follow.
 
-    StepView slots, pages and prompts as they are between two steps
-    Plan     a policy's decision: requests to end, join or read, samples to start
-    events   results of a plan or a step: `Begun`, `Advanced`, `Failed`, `Ended`
-
 Slots make the view and apply the plan (`slots.py`); a policy makes the plan and gets the events.
 """
 

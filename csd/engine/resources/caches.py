@@ -50,15 +50,6 @@ class Caches:
     max_slots, memory, prefill_chunk, prefix_cache, share_rows: as in `csd.Engine`.
     """
 
-    step: Step | None  # without a call's settings; None before the first call
-    drafter: Any  # of the calls that use `step`
-    demand: Demand | None  # bytes of the current caches, as estimated before they were allocated
-    changes: Changes | None  # rules of rows, whose tensors later calls reuse
-    _limited: Room | None  # room that a call wanted but memory could not hold
-    _counted: int  # bytes of the changed rows of its steps
-    _text: tuple[int, bool]  # tokens that the drafter was made for, and True if for a history
-    _dropped: int  # dropped contexts at the last call
-
     def __init__(
         self,
         model: EngineModel,
@@ -78,8 +69,16 @@ class Caches:
 
     def drop(self) -> None:
         """Free the caches; the next call allocates anew."""
-        self.step = self.drafter = self.demand = self.changes = None
-        self._limited, self._counted, self._text, self._dropped = None, 0, (0, False), 0
+        # without a call's settings; None before the first call
+        self.step: Step | None = None
+        self.drafter: Any = None  # of the calls that use `step`
+        # bytes of the current caches, as estimated before they were allocated
+        self.demand: Demand | None = None
+        self.changes: Changes | None = None  # rules of rows, whose tensors later calls reuse
+        self._limited: Room | None = None  # room that a call wanted but memory could not hold
+        self._counted = 0  # bytes of the changed rows of its steps
+        self._text = 0, False  # tokens that the drafter was made for, and True if for a history
+        self._dropped = 0  # dropped contexts at the last call
 
     def prepare(
         self, requests: list[Request], drafter: Any, prior: Prior | None = None, nodes: int = 0

@@ -77,7 +77,7 @@ def random_call(rng):
         temperature=rng.choice([0, 0.3, 0.7, 1.0]),
         seed=rng.randrange(100),
         first_sample=rng.choice([0, 0, 3]),
-        budget=rng.choice([0, 3, 17, 64, "auto"]),
+        budget=rng.choice([0, 3, 17, 40, "auto"]),
         speculate=rng.random() < 0.85,
         top_logprobs=rng.choice([0, 0, 2]),
         drafter=rng.choice(["consensus", "consensus", "paper", "prompt-lookup"]),
