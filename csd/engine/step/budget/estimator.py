@@ -31,15 +31,13 @@ class StepTimeTable:
 
     sizes: numbers of rows, ascending; seconds: of a step at each size, positive. Times never fall
     with the rows: disturbances only add to a timing, so a larger size bounds the smaller ones.
+    steady: whether no disturbance affected the timings; measurements: number of measurements of
+    whose times each size has the smallest.
     """
 
     def __init__(
         self, sizes: list[int], seconds: list[float], steady: bool = True, measurements: int = 1
     ):
-        """steady: whether no disturbance affected the timings.
-
-        measurements: number of measurements of whose times each size has the smallest.
-        """
         if len(sizes) != len(seconds) or len(sizes) < 2:
             raise ValueError(
                 f"seconds must be one per size, at least 2, got {len(seconds)} for {len(sizes)}"
