@@ -34,9 +34,9 @@ from csd.engine.step.budget import Controller
 from csd.engine.step.static_step import StaticStep, capture_all, dynamic
 from csd.engine.step.step import Step
 from csd.engine.step.thread_choice import ThreadChoice
+from csd.graph.drafter import Verifier
 from csd.graph.registry import make_verifier
 from csd.graph.teacher_forcing import TeacherForcing
-from csd.graph.verifier import Verifier
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import DecoderLike
