@@ -16,7 +16,9 @@ from csd.state.pool import (
     MAX_PROGRESS_PENALTY,
     ROOT,
     Pool,
+    empty_pool,
 )
+from csd.state.record import declared
 from csd.state.slots import Slots
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
@@ -39,6 +41,12 @@ def live_by_group(slots: Slots) -> np.ndarray:
     """Live slots [L] int64, in the order of a pool."""
     live, group = slots.live.numpy(force=True).nonzero()[0], slots.group.numpy(force=True)
     return live[group[live].argsort(kind="stable")]
+
+
+def allocate_pool(slots: Slots, rows: int) -> Pool:
+    """Allocates a pool of `rows` rows for the slots; nothing is written."""
+    groups, context = slots.group_key.shape[0], slots.context.shape[1]
+    return empty_pool(rows, slots.count, groups, context, slots.live.device)
 
 
 def pool_of(slots: Slots, rows: int, nodes: Nodes[Any] | None = None) -> Pool:
@@ -170,24 +178,15 @@ def prune(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
     keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
     keep[order[:rows]] = True
     row = keep.nonzero()[:, 0]
-    new = keep.cumsum(0) - 1
-    parent = pool.parent[row]
-    slot = pool.slot[row]
-    live = slot >= 0
+    before = torch.nn.functional.pad(keep.cumsum(0), (1, 0)).int()
+    pruned = {n: getattr(pool, n)[row] for n, f in declared(Pool).items() if f.shape[0] == "M"}
+    parent, slot = pruned["parent"], pruned["slot"]
+    pruned["parent"] = torch.where(parent >= 0, before[parent.clamp(min=0).long()], -1)
     nodes = torch.zeros_like(pool.slot_nodes)
-    nodes.index_add_(0, slot.clamp(min=0).long(), live.to(nodes.dtype))
-    before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
+    nodes.index_add_(0, slot.clamp(min=0).long(), (slot >= 0).to(nodes.dtype))
     return Pool(
-        token=pool.token[row],
-        parent=torch.where(parent >= 0, new[parent.clamp(min=0).long()], -1).int(),
-        slot=slot,
-        depth=pool.depth[row],
-        position=pool.position[row],
-        ancestors=pool.ancestors[row],
-        cost=pool.cost[row],
-        source=pool.source[row],
-        context=pool.context[row],
-        slot_start=before[pool.slot_start.long()].int(),
+        **pruned,
+        slot_start=before[pool.slot_start.long()],
         slot_nodes=nodes,
-        group_start=before[pool.group_start.long()].int(),
+        group_start=before[pool.group_start.long()],
     )

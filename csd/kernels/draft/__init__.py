@@ -67,7 +67,8 @@ from csd.kernels.common.operator import RecordOperator, launcher, numbers
 from csd.kernels.draft.constants import MAX_PRIOR_SUCCESSORS, SLOTS, TABLE, DraftNoise
 from csd.kernels.draft.reference import draft_tree_ref
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import Pool, empty_pool
+from csd.state.pool import Pool
+from csd.state.pool_builder import allocate_pool
 from csd.state.record import on_host
 from csd.state.slots import Slots
 
@@ -120,11 +121,6 @@ def with_config(run: Callable) -> Callable:
     return call
 
 
-def _fake(table: Any, slots: Any, prior: Any, rows: int, *rest: Any) -> Pool:
-    groups, context = slots.group_key.shape[0], slots.context.shape[1]
-    return empty_pool(rows, slots.count, groups, context, slots.live.device)
-
-
 def _loop() -> tuple[Callable[..., bool], Callable]:
     from csd.kernels.draft.cpu.draft_tree import draft_tree
 
@@ -150,7 +146,7 @@ _draft_tree = RecordOperator(
     with_config(draft_tree_triton),
     loop=_loop,
     returns=Pool,
-    fake=_fake,
+    fake=lambda table, slots, prior, rows, *rest: allocate_pool(slots, rows),
 )
 
 
@@ -160,8 +156,8 @@ def draft_tree(
     """Returns the likeliest nodes of all live slots' trees, in a pool of `rows` rows.
 
     table: of the groups; `table.prior`, if any, is of all groups, each of which reads the part
-    `slots.prior_part` of it. rows: at least the number of live
-    slots. nodes: most drafted nodes over all slots, by default as many as fit.
+    `slots.prior_part` of it. rows: at least the number of live slots. nodes: most drafted nodes
+    over all slots, by default as many as fit.
     """
     device, sizes = slots.live.device, {"S": slots.count}
     _draft_tree.check(sizes, device, table, slots)
@@ -172,9 +168,7 @@ def draft_tree(
         raise ValueError(f"nodes must be at least 0, got {nodes}")
     if config.context > N:
         raise ValueError(f"config.orders must be at most {N}, got {config.orders}")
-    prior: list[torch.Tensor] = []
-    if table.prior is not None:
-        prior = check_prior(table.prior, config, N, device)
+    prior = [] if table.prior is None else check_prior(table.prior, config, N, device)
     if table.ways != config.ways or config.successors != E:
         raise ValueError(
             f"config must have ways {table.ways} and successors {E}, as table has, got "

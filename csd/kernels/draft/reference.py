@@ -40,7 +40,6 @@ from csd.state.pool import (
     Pool,
 )
 from csd.state.pool_builder import Nodes, live_by_group, pool_of, slot_penalties
-from csd.state.record import declared
 from csd.state.slots import Slots
 
 
@@ -202,9 +201,8 @@ class Estimates:
         if self.noise is not None:
             coordinates = (torch.from_numpy(x) for x in (slot, position, token[:, None]))
             return self.noise(*coordinates).numpy()[:, 0]
-        return gumbel_words(
-            philox_words(self.slots.key[slot], token, position, self.slots.sample[slot], SAMPLE)
-        )
+        keyed = self.slots.key[slot], token, position, self.slots.sample[slot], SAMPLE
+        return gumbel_words(philox_words(*keyed))
 
     def _source(self, sources: np.ndarray, slot: np.ndarray) -> np.ndarray:
         own = (sources >> self.bit[slot]) & 1 == 1
@@ -293,10 +291,9 @@ def draft_tree_ref(
     rows: int,
     config: GraphConfig,
     noise: DraftNoise | None = None,
-    out: Pool | None = None,
     nodes: int | None = None,
 ) -> Pool:
-    """Returns the step's pool of `rows` rows, written to `out` if given.
+    """Returns the step's pool of `rows` rows.
 
     rows: at least the number of live slots. nodes: most drafted nodes, by default as many as fit.
 
@@ -305,12 +302,7 @@ def draft_tree_ref(
     """
     state = Estimates(table, slots, config, noise)
     penalty = slot_penalties(slots, config.group_penalty).numpy(force=True)
-    pool = draft_pool(partial(_grow, state, penalty), slots, rows, nodes)
-    if out is None:
-        return pool
-    for name in declared(Pool):
-        getattr(out, name).copy_(getattr(pool, name))
-    return out
+    return draft_pool(partial(_grow, state, penalty), slots, rows, nodes)
 
 
 def _grow(state: Estimates, penalty: np.ndarray, slot: np.ndarray, budget: int) -> Drafted | None:

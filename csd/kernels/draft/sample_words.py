@@ -23,11 +23,8 @@ def sample_words_ref(
     token: torch.Tensor,  # [F, W] int32
 ) -> torch.Tensor:
     """Returns the words [F, W] int64, in [0, 2^32)."""
-    s = slot.long()
-    column = position[:, None].long()
-    return philox_words_ref(
-        key[s][:, None], token.long(), column, sample[s][:, None].long(), SAMPLE
-    )
+    s, column = slot.long(), position[:, None].long()
+    return philox_words_ref(key[s, None], token.long(), column, sample[s, None].long(), SAMPLE)
 
 
 def sample_words_triton(

@@ -9,7 +9,8 @@ from csd.kernels.draft.cpu.pools import fill, root_positions
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import require
 from csd.kernels.texts.reference import NOT_DRAFTED
-from csd.state.pool import COST_ONE, Pool, Texts, empty_pool
+from csd.state.pool import COST_ONE, Pool, Texts
+from csd.state.pool_builder import allocate_pool, live_by_group
 from csd.state.record import View, on_host
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
@@ -117,13 +118,11 @@ def _merge(first, leaders, pool):
 def merge(pool: Pool, slots: Slots) -> Pool:
     """`merge_ref`."""
     require(on_host(slots.live, pool.token), "merge", slots.live, pool.token)
-    first, group = representatives(slots).numpy(), slots.group.numpy()
-    leaders = np.unique(first[first >= 0])
-    leaders = leaders[group[leaders].argsort(kind="stable")]
+    first, order = representatives(slots).numpy(), live_by_group(slots)
+    leaders, group = order[first[order] == order], slots.group.numpy()
     node, context, chosen = _merge(first, leaders, POOL.arrays(pool))
-    S, G = slots.count, slots.group_key.shape[0]
-    out = empty_pool(leaders.size + chosen.size, S, G, pool.context.shape[1], pool.token.device)
-    zero = np.zeros(S, np.int64)
+    out = allocate_pool(slots, leaders.size + chosen.size)
+    zero = np.zeros(slots.count, np.int64)
     fill(leaders, chosen, node, context, zero, group, root_positions(slots), POOL.arrays(out))
     return out
 
@@ -171,17 +170,14 @@ def _spread(order, first, texts, pool, out, row):
 def spread(texts: Pool, pool: Pool, slots: Slots) -> Pool:
     """`spread_ref`."""
     require(on_host(slots.live, pool.token), "spread", slots.live, pool.token)
-    first, group = representatives(slots).numpy(), slots.group.numpy()
-    live = np.flatnonzero(first >= 0)
-    order = live[group[live].argsort(kind="stable")]
-    M = int(texts.slot_nodes.numpy()[first[live]].sum())
-    S, G = slots.count, slots.group_key.shape[0]
-    out = empty_pool(M, S, G, pool.context.shape[1], pool.token.device)
+    first, order = representatives(slots).numpy(), live_by_group(slots)
+    M = int(texts.slot_nodes.numpy()[first[order]].sum())
+    out = allocate_pool(slots, M)
     row = torch.empty(M, dtype=torch.int32)
     _spread(order, first, POOL.arrays(texts), POOL.arrays(pool), POOL.arrays(out), row.numpy())
     # rows of the groups, whose slots follow one another
-    ends = np.zeros(G + 1, np.int64)
-    np.add.at(ends, group[order] + 1, out.slot_nodes.numpy()[order])
+    ends = np.zeros(out.group_start.shape[0], np.int64)
+    np.add.at(ends, slots.group.numpy()[order] + 1, out.slot_nodes.numpy()[order])
     out.group_start.copy_(torch.from_numpy(ends.cumsum()))
     out.texts = Texts(texts, row)
     return out

@@ -19,11 +19,6 @@ from csd.kernels.verify.advance_slots import advance_slots
 from csd.kernels.verify.snapshot import snapshot
 from csd.state.pool_builder import node_costs, prune, roots
 
-
-def draft(table, slots, rows, config, noise=None, out=None, nodes=None):
-    return draft_tree(table, slots, rows, config, nodes)
-
-
 OPERATORS = Ops(
     name="operators",
     rms_norm=rms_norm,
@@ -38,7 +33,7 @@ OPERATORS = Ops(
     roots=roots,
     node_costs=node_costs,
     prune=prune,
-    draft_tree=draft,
+    draft_tree=draft_tree,
     observe=observe,
     graph_insert=graph_insert,
     snapshot=snapshot,

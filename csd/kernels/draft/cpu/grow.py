@@ -5,6 +5,8 @@ level. All nodes are in one list: roots, then level after level, each sorted; nu
 contexts [n, N].
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from csd.kernels.common.noise import SAMPLE
@@ -25,6 +27,16 @@ OF_NODE, OF_SLOT = 512, 4096
 SAMPLES = np.int64((1 << PROMPT_BIT) - 1)
 
 
+class Graph(NamedTuple):
+    """Contexts of the groups and of the prior, and how they are weighted."""
+
+    tables: Any  # arrays of the groups' `Table` and of the prior's
+    sizes: Any  # ways of both; entries of a part of the prior
+    orders: Any  # [O], ascending, and [P], of the prior
+    betas: Any  # [O + P + 1], longest context first, then the prior's, then the group as a whole
+    weights: Any  # smoothing, trust, own_weight, uncoupled; smoothing and trust of the prior
+
+
 @loop
 def place_of(token, tokens, stamps, stamp):
     """Bucket of a token in a hash table, or a free one for it; used buckets have `stamp`."""
@@ -41,11 +53,7 @@ def estimate(
     owner,  # key of its group
     whole,  # entry of the group as a whole, or -1
     first,  # first entry of its part of the prior
-    tables,  # arrays of the groups' `Table` and of the prior's
-    sizes,  # ways of both; entries of a part of the prior
-    orders,  # [O], ascending, and [P], of the prior
-    betas,  # [O + P + 1], longest context first, then the prior's, then the group as a whole
-    config,  # smoothing, trust, own_weight, uncoupled; smoothing and trust of the prior
+    graph,  # `Graph`
     slot,  # whether it samples, key, sample, position of the children, source bit of its sample
     noise,  # hash table of the slot's Gumbel values in this level: tokens, values, stamps
     stamp,  # of the slot and level in `noise`
@@ -55,8 +63,8 @@ def estimate(
     work,  # workspaces: [2, E], and hashes of contexts [O] and [P]
 ):
     """Write the probabilities of a node's successors to `hash_table`; returns their number."""
-    group, prior = tables
-    smoothing, trust, own_weight, uncoupled, prior_smoothing, prior_trust = config
+    (group, prior), sizes, orders, betas, weights = graph
+    smoothing, trust, own_weight, uncoupled, prior_smoothing, prior_trust = weights
     samples, _key, _sample, _position, bit = slot
     tokens, sums, sources, stamps = hash_table
     (mine, score), codes, prior_codes = work
@@ -116,12 +124,8 @@ def estimate(
             bucket = place_of(np.int64(token[j]), tokens, stamps, mark)
             if stamps[bucket] != mark:
                 # a token's sources are those in the longest context that has it
-                stamps[bucket], tokens[bucket], sums[bucket], sources[bucket] = (
-                    mark,
-                    token[j],
-                    0,
-                    source[j],
-                )
+                stamps[bucket], tokens[bucket] = mark, token[j]
+                sums[bucket], sources[bucket] = 0, source[j]
                 order[count] = bucket
                 count += 1
             sums[bucket] += np.int64(np.floor(mass * ONE))
@@ -207,15 +211,9 @@ def grow(
     live,  # [L], slots
     budget,  # most drafted nodes of the pool
     penalty,  # [S]
-    path,  # highest cost of a path
     level,  # [S], cost of a level
-    max_depth,
-    frontier,  # most nodes of a slot to expand in a level
-    tables,  # as in `estimate`, like the next five
-    sizes,
-    orders,
-    betas,
-    config,
+    limits,  # highest cost of a path, most levels, most nodes of a slot to expand in a level
+    graph,  # `Graph`
     slots,  # arrays of the `Slots`
 ):
     """Returns the list's numbers, its contexts and its length: roots and candidates for the pool.
@@ -223,6 +221,7 @@ def grow(
     A root's parent is -1. Costs include the slots' penalties.
     """
     contexts, group, owner = slots.context, slots.group, slots.group_key
+    (path, max_depth, frontier), (tables, sizes, orders, _, _) = limits, graph
     L, S, N = live.shape[0], group.shape[0], contexts.shape[1]
     E = max(tables[0].succ_token.shape[1], tables[1].succ_token.shape[1])
     node, context = np.empty((SOME + L, 6), np.int64), np.empty((SOME + L, N), np.int32)
@@ -240,22 +239,18 @@ def grow(
         whole[s] = find_entry(tables[0], 0, entries, sizes[0], key, any_token, 1, code[0])
         count += 1
     noise = np.empty(OF_SLOT, np.int64), np.empty(OF_SLOT), np.zeros(OF_SLOT, np.int32)
-    estimates = (
-        np.empty(OF_NODE, np.int64),
-        np.empty(OF_NODE, np.int64),
-        np.empty(OF_NODE, np.int64),
-        np.zeros(OF_NODE, np.int32),
-    )
+    of_node = np.empty((3, OF_NODE), np.int64)
+    estimates = of_node[0], of_node[1], of_node[2], np.zeros(OF_NODE, np.int32)
     order, chosen = np.empty(OF_NODE, np.int64), np.empty((2, MAX_CHILDREN), np.int64)
-    codes = np.empty(orders[0].shape[0], np.int64), np.empty(orders[1].shape[0], np.int64)
-    work = np.empty((2, E)), codes[0], codes[1]
+    codes = np.empty(orders[0].shape[0], np.int64)
+    work = np.empty((2, E)), codes, np.empty(orders[1].shape[0], np.int64)
     # nodes that cost more than the last one within the budget so far cannot enter the pool
     ceiling, stamp, mark = MAX_COST, 0, 0
     cheapest_level = MAX_COST
     for cost in level:
         cheapest_level = min(cheapest_level, cost)
     front = np.arange(L)
-    for depth in range(1, max_depth + 1):
+    for depth in range(1, max_depth + 1 if budget > 0 else 1):
         first, last = count, -1
         for f in front:
             s = node[f, SLOT]
@@ -271,11 +266,7 @@ def grow(
                 owner[group[s]],
                 whole[s],
                 np.int64(slots.prior_part[group[s]]) * sizes[2],
-                tables,
-                sizes,
-                orders,
-                betas,
-                config,
+                graph,
                 slot,
                 noise,
                 stamp,
@@ -302,7 +293,9 @@ def grow(
         if count == first:
             break
         _sort(node, context, first, count)
-        ceiling = min(ceiling, _threshold(node, L, count, budget, S))
+        best = cheapest(node, L, count, S)
+        if best.shape[0] >= budget:
+            ceiling = min(ceiling, node[best[budget - 1], COST])
         while count > first and node[count - 1, COST] > ceiling:
             count -= 1
         front = _front(node, first, count, ceiling - cheapest_level, frontier, S)
@@ -343,13 +336,6 @@ def _sort(node, context, first, count):
         _copy(node, context, first + order[i], level, contexts, i)
     for i in range(count - first):
         _copy(level, contexts, i, node, context, first + i)
-
-
-@loop
-def _threshold(node, first, count, budget, slots):
-    """Cost of the pool's last node if no more nodes follow; MAX_COST below `budget` nodes."""
-    order = cheapest(node, first, count, slots)
-    return MAX_COST if order.shape[0] < budget else node[order[budget - 1], COST]
 
 
 @loop

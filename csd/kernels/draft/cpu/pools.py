@@ -9,7 +9,7 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import places_in_order
 from csd.kernels.numba.tensors import require
 from csd.state.pool import MAX_GROUP_PENALTY, MAX_PROGRESS_PENALTY, ROOT, Pool, empty_pool
-from csd.state.pool_builder import live_by_group
+from csd.state.pool_builder import allocate_pool, live_by_group
 from csd.state.record import on_host
 from csd.state.slots import Slots
 
@@ -84,9 +84,7 @@ def roots(slots: Slots, rows: int) -> Pool:
     node = np.zeros((live.size, 6), np.int64)
     node[:, TOKEN], node[:, SLOT] = context[:, 0], live
     node[:, PARENT], node[:, SOURCE] = -1, ROOT
-    pool = empty_pool(
-        rows, slots.count, slots.group_key.shape[0], context.shape[1], slots.live.device
-    )
+    pool = allocate_pool(slots, rows)
     none, no_start = np.empty(0, np.int64), np.zeros(slots.count, np.int64)
     group, position = slots.group.numpy(), root_positions(slots)
     fill(live, none, node, context, no_start, group, position, POOL.arrays(pool))
