@@ -78,7 +78,7 @@ def masses(score: Any, mass: Any, low: Any) -> Any:
 def _masses(score, mass, low):
     if mass.dtype == types.float64:
         return lambda score, mass, low: _in_order(score, mass, low)
-    return lambda score, mass, low: _in_lanes(score, mass, low)
+    return lambda score, mass, low: in_lanes(score, mass, low, False)
 
 
 @loop
@@ -91,34 +91,20 @@ def _in_order(score, mass, low):
 
 
 @loop
-def _in_lanes(score, mass, low):
-    zero = type(score[0])(0)
-    head = rest = filled(np.float64(0))
-    whole = score.shape[0] // BLOCK * BLOCK
-    for w in range(0, whole, BLOCK):
-        value, inside = block(mass, w), at_least(block(score, w), low)
-        head = plus(head, doubles(select(value, inside, zero)))
-        rest = plus(rest, doubles(select(value, ~inside, zero)))
-    for w in range(whole, score.shape[0]):
-        value, inside = np.float64(mass[w]), score[w] >= low
-        head = add_to_lane(head, w - whole, value if inside else 0.0)
-        rest = add_to_lane(rest, w - whole, 0.0 if inside else value)
-    return added_lanes(head), added_lanes(rest)
-
-
-@loop
-def moments(score, mass, low):
-    """Sums of -z exp z over listed tokens with at least the score `low`, and over the others."""
+def in_lanes(score, mass, low, surprise):
+    """`masses` added in lanes, or where `surprise` is true, likewise the sums of -z exp z."""
     zero = type(score[0])(0)
     head = rest = filled(np.float64(0))
     whole = score.shape[0] // BLOCK * BLOCK
     for w in range(0, whole, BLOCK):
         z = block(score, w)
-        value, inside = times(block(mass, w), minus(z)), at_least(z, low)
+        value, inside = block(mass, w), at_least(z, low)
+        value = times(value, minus(z)) if surprise else value
         head = plus(head, doubles(select(value, inside, zero)))
         rest = plus(rest, doubles(select(value, ~inside, zero)))
     for w in range(whole, score.shape[0]):
-        value, inside = np.float64(mass[w] * -score[w]), score[w] >= low
+        value = np.float64(mass[w] * -score[w] if surprise else mass[w])
+        inside = score[w] >= low
         head = add_to_lane(head, w - whole, value if inside else 0.0)
         rest = add_to_lane(rest, w - whole, 0.0 if inside else value)
     return added_lanes(head), added_lanes(rest)

@@ -107,25 +107,13 @@ def _write_top(verdict, ints, floats, wide):
 @loop
 def _write_trees(pool, accept_row, ints):
     """Write the trees and their accepted rows."""
-    M, S = pool.token.shape[0], pool.slot_start.shape[0]
-    _copy(pool.slot_start, ints)
-    out = ints + 4 * S
-    _copy(pool.token, out)
-    _copy(pool.parent, out + 4 * M)
-    _copy(pool.cost, out + 8 * M)
-    _copy(pool.source, out + 12 * M)
-    _copy(accept_row.reshape(accept_row.size), out + 16 * M)
-
-
-@loop
-def _copy(source, to):
-    """Copy an int32 array to an address.
-
-    numba compiles an assignment of whole arrays with the text of its error, for 1.5 s.
-    """
-    written = memory(to, source.size, INT)
-    for i in range(source.size):
-        written[i] = source[i]
+    rows = accept_row.reshape(accept_row.size)
+    for source in (pool.slot_start, pool.token, pool.parent, pool.cost, pool.source, rows):
+        # numba compiles an assignment of whole arrays with the text of its error, for 1.5 s
+        written = memory(ints, source.size, INT)
+        for i in range(source.size):
+            written[i] = source[i]
+        ints += 4 * source.size
 
 
 def decide(

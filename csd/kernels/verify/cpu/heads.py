@@ -33,11 +33,6 @@ def load(row, offset, z):
 
 
 @loop
-def penalised(value, penalty):
-    return value * penalty if value < 0 else value / penalty
-
-
-@loop
 def change(z, offset, changes):
     """Apply a row's changes to a piece of it; returns False if they have no token of it.
 
@@ -52,7 +47,7 @@ def change(z, offset, changes):
             found = True
             part = z[i * WORD : (i + 1) * WORD]
             for b in range(WORD):
-                value = penalised(part[b], penalty)
+                value = part[b] * penalty if part[b] < 0 else part[b] / penalty
                 part[b] = value if (word >> np.uint32(b)) & np.uint32(1) else part[b]
     for i in range(bans.shape[0]):
         j = bans[i] - offset
@@ -91,8 +86,13 @@ def row_peaks(
 
 
 @loop
-def scores(row, offset, changes, highest, temperature, z):
-    """Fill z with a piece's scores, 0 at the row's maximum; returns the piece's width."""
+def scores(of_row, offset, z):
+    """Fill z with a piece's scores, 0 at the row's maximum; returns the piece's width.
+
+    of_row: a row [V], its changes, the maximum after them divided by the temperature, and the
+    temperature.
+    """
+    row, changes, highest, temperature = of_row
     width = load(row, offset, z)
     change(z, offset, changes)
     for j in range(PIECE):
@@ -102,10 +102,7 @@ def scores(row, offset, changes, highest, temperature, z):
 
 @loop
 def row_tokens(
-    row,  # [V]
-    changes,
-    highest,  # maximum of the changed row, divided by the temperature
-    temperature,
+    of_row,  # as in `scores`
     most,  # [V / PIECE], maxima of the changed row's pieces
     least,
     weigh_others,
@@ -117,13 +114,14 @@ def row_tokens(
 
     Also returns the mass of the others if `weigh_others`.
     """
+    _, _, highest, temperature = of_row
     count, others = 0, type(temperature)(0)
     for i in range(most.shape[0]):
         listed = not most[i] / temperature - highest < least
         if not (listed or weigh_others):
             continue
         offset = i * PIECE
-        width = scores(row, offset, changes, highest, temperature, z)
+        width = scores(of_row, offset, z)
         inside = 0
         if listed:
             for j in range(PIECE):
@@ -155,10 +153,7 @@ def others_mass(z, least):
 
 @loop
 def row_largest(
-    row,  # [V]
-    changes,
-    highest,  # maximum of the changed row, divided by the temperature
-    temperature,
+    of_row,  # as in `scores`
     most,  # [V / PIECE], maxima of the changed row's pieces
     k,
     token,  # [V], written
@@ -167,12 +162,13 @@ def row_largest(
     z,  # [PIECE], workspace
 ):
     """List a row's k largest tokens and those tied with the last; returns their number."""
+    _, _, highest, temperature = of_row
     kind = type(temperature)
     least = kind(ALL)
     if k <= most.shape[0]:
         # k pieces have a token that is at least this large
         least = max(least, kth_largest(most, k, heap) / temperature - highest)
-    count, _ = row_tokens(row, changes, highest, temperature, most, least, False, token, score, z)
+    count, _ = row_tokens(of_row, most, least, False, token, score, z)
     if count > k:
         least = kth_largest(score[:count], k, heap)
         count = keep(token[:count], score, heap, score, least, 0)
@@ -180,22 +176,21 @@ def row_largest(
 
 
 @loop
-def rest_token(row, changes, highest, temperature, low, noise, z):
+def rest_token(of_row, low, noise, z):
     """A token below the head, drawn by inverse CDF in token order, with the noise of `draw_row`.
 
     low: least score of the head.
     """
-    kind = type(temperature)
-    total = 0.0
-    for offset in range(0, row.shape[0], PIECE):
-        scores(row, offset, changes, highest, temperature, z)
+    V, kind, total = of_row[0].shape[0], type(low), 0.0
+    for offset in range(0, V, PIECE):
+        scores(of_row, offset, z)
         others_mass(z, low)
         for j in range(PIECE):
             total += z[j]
     target, below = rest_target(noise, kind(total)), 0.0
     last = np.int64(-1)
-    for offset in range(0, row.shape[0], PIECE):
-        scores(row, offset, changes, highest, temperature, z)
+    for offset in range(0, V, PIECE):
+        scores(of_row, offset, z)
         others_mass(z, low)
         for j in range(PIECE):
             below += z[j]
@@ -207,11 +202,11 @@ def rest_token(row, changes, highest, temperature, low, noise, z):
 
 
 @loop
-def rest_moment(row, changes, highest, temperature, low, z):
+def rest_moment(of_row, low, z):
     """Sum of -z exp(z) of a row's tokens below its head. low: the head's least score."""
-    total = zero = type(temperature)(0)
-    for offset in range(0, row.shape[0], PIECE):
-        scores(row, offset, changes, highest, temperature, z)
+    total = zero = type(low)(0)
+    for offset in range(0, of_row[0].shape[0], PIECE):
+        scores(of_row, offset, z)
         for j in range(PIECE):
             inside = z[j] < low and z[j] > -np.inf
             z[j] = -z[j] * exp(z[j]) if inside else zero
@@ -220,33 +215,15 @@ def rest_moment(row, changes, highest, temperature, low, z):
 
 
 @loop
-def row_log_sum(
-    row,  # [V]
-    highest,  # its maximum
-    z,  # [PIECE], workspace of the sum's type
-):
-    """log-sum-exp of a row."""
+def row_log_sum(row, highest, z):
+    """log-sum-exp of a row whose maximum is `highest`; z: workspace of the sum's type."""
     total = type(z[0])(0)
     for offset in range(0, row.shape[0], PIECE):
-        width = min(PIECE, row.shape[0] - offset)
-        part = row[offset : offset + width]
-        for j in range(width):
-            z[j] = read(part[j]) - highest
-        z[width:] = -np.inf
+        load(row, offset, z)
         for j in range(PIECE):
-            z[j] = exp(z[j])
+            z[j] = exp(z[j] - highest)
         total += added(z)
     return log(total) + highest
-
-
-@loop
-def own_log_sum(row, z):
-    """log-sum-exp of a row without changes."""
-    highest = type(z[0])(-np.inf)
-    for offset in range(0, row.shape[0], PIECE):
-        load(row, offset, z)
-        highest = max(highest, peak(z))
-    return row_log_sum(row, highest, z)
 
 
 @by_threads
@@ -262,7 +239,11 @@ def _log_sum(
     z = np.empty(PIECE, out.dtype)
     first, last = share(R, part, parts)
     for m in range(first, last):
-        out[m] = own_log_sum(memory(x + m * V * like.itemsize, V, like), z)
+        row, highest = memory(x + m * V * like.itemsize, V, like), z.dtype.type(-np.inf)
+        for offset in range(0, V, PIECE):
+            load(row, offset, z)
+            highest = max(highest, peak(z))
+        out[m] = row_log_sum(row, highest, z)
 
 
 def log_sum(x: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,9 @@ def _entry(mode, s, row, given, at, of_logits, pool, slots, verdict, work):
             break
         verdict.accept_row[s, count] = row
         count += 1
-        end = ends(drawn, slots.stop_ids[s])
+        for stop in slots.stop_ids[s]:
+            # -1 is no token
+            end |= drawn >= 0 and drawn == stop
         row = at = child(pool.token, pool.parent, row, end_row, drawn)
     if mode == PATH:
         verdict.accept_count[s] = count
@@ -98,14 +100,8 @@ def _entry(mode, s, row, given, at, of_logits, pool, slots, verdict, work):
 
 
 @loop
-def child(
-    token,  # [M]
-    parent,  # [M]
-    row,
-    end_row,  # the row after the slot's last one
-    drawn,
-):
-    """Child of `row` whose token is `drawn`, or -1."""
+def child(token, parent, row, end_row, drawn):
+    """Child of `row`, before `end_row`, whose token [M] is `drawn`, or -1."""
     # a parent precedes its children, which have different tokens
     for other in range(row + 1, end_row):
         if parent[other] == row and token[other] == drawn:
@@ -114,22 +110,9 @@ def child(
 
 
 @loop
-def ends(drawn, stop_ids):
-    """True if the token `drawn` is one of `stop_ids`; -1 is no token."""
-    is_end = False
-    for i in range(stop_ids.shape[0]):
-        is_end |= drawn >= 0 and drawn == stop_ids[i]
-    return is_end
-
-
-@loop
-def _begin(
-    out_sizes,  # arguments as in `_follow`
-    verdict,
-    wide,
-):
-    """Write a verdict without sampled rows."""
-    out = open_verdict(verdict, out_sizes, wide)
+def _begin(out_sizes, verdict_at, wide):
+    """Write a verdict without sampled rows; arguments as in `_follow`."""
+    out = open_verdict(verdict_at, out_sizes, wide)
     out.sample[:] = -1
     out.logprob[:] = 0
     out.raw_logprob[:] = 0
@@ -158,57 +141,54 @@ def _filtered(
         write_filtered(row, s, state, work, out[s])
 
 
-class Case:
-    """Arguments of the loop for rows of logits, and the verdict that it writes.
+def _followed(
+    mode: int,
+    logits: torch.Tensor,
+    pool: Pool,
+    slots: Slots,
+    row: np.ndarray | None = None,
+    given: np.ndarray | None = None,
+) -> tuple[Verdict, np.ndarray] | None:
+    """Verdict of all entries of a mode, and the bad ones' rows; None if the loop cannot read these.
 
-    rows: rows of the verdict, by default those of the pool.
+    row, given: [L] int64, in mode GIVEN, whose verdict has L rows.
     """
-
-    def __init__(self, logits: torch.Tensor, pool: Pool, slots: Slots, rows: int | None = None):
-        self.logits, self.pool, self.slots = in_loops(logits), pool, slots
-        M, V, S = pool.rows, logits.shape[1], slots.count
-        self.wide = F64 if logits.dtype == F64 else F32
-        rows = M if rows is None else rows
-        self.verdict = empty_verdict(rows, S, logits.device, self.wide)
-        self.sizes = Sizes(M=M, S=S, V=V, words=slots.seen.shape[1])
-        self.out_sizes = Sizes(M=rows, S=S, A=ACCEPT)
-        self._of_pool, self._of_slots = POOL.addresses(pool), SLOTS.addresses(slots)
-        self._out = VERDICT.addresses(self.verdict, self.wide)
-
-    @property
-    def is_readable(self) -> bool:
-        """False if the loop does not read these tensors."""
-        return readable(self.logits) and None not in (self._of_pool, self._of_slots)
-
-    def follow(
-        self, mode: int, slot: np.ndarray, row: np.ndarray, given: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Write the verdict of rows [L] of slots [L]; returns [L] bool: bad ones."""
-        slot, row = slot.astype(np.int64), row.astype(np.int64)
-        bad = np.empty(row.size, np.bool_)
-        _follow(
-            row.size * self.sizes.V,
-            self.sizes,
-            self.out_sizes,
-            mode,
-            slot,
-            row,
-            np.full(row.size, -1) if given is None else given,
-            bad,
-            self.logits.data_ptr(),
-            0 if self.pool.texts is None else self.pool.texts.row.data_ptr(),
-            self._of_pool,
-            self._of_slots,
-            self._out,
-            LIKE[self.wide],
-            LIKE[self.logits.dtype],
-        )
-        return bad
-
-    def sample(self, mode: int, slot: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Write the verdict of all rows by `follow`, in mode PATH or ROW."""
-        _begin(self.out_sizes, self._out, LIKE[self.wide])
-        return self.follow(mode, slot, row)
+    logits, wide = in_loops(logits), F64 if logits.dtype == F64 else F32
+    of_pool, of_slots = POOL.addresses(pool), SLOTS.addresses(slots)
+    if not readable(logits) or of_pool is None or of_slots is None:
+        return None
+    if mode == PATH:
+        slot = np.flatnonzero(pool.slot_nodes.numpy())
+        row = pool.slot_start.numpy()[slot].astype(np.int64)
+    else:
+        row = np.flatnonzero(pool.slot.numpy() >= 0) if row is None else row
+        slot = pool.slot.numpy()[row].astype(np.int64)
+    M, V, S = pool.rows, logits.shape[1], slots.count
+    verdict = empty_verdict(M if given is None else row.size, S, logits.device, wide)
+    out, out_sizes = (
+        VERDICT.addresses(verdict, wide),
+        Sizes(M=verdict.sample.shape[0], S=S, A=ACCEPT),
+    )
+    bad = np.empty(row.size, np.bool_)
+    _begin(out_sizes, out, LIKE[wide])
+    _follow(
+        row.size * V,
+        Sizes(M=M, S=S, V=V, words=slots.seen.shape[1]),
+        out_sizes,
+        mode,
+        slot,
+        row,
+        np.full(row.size, -1) if given is None else given,
+        bad,
+        logits.data_ptr(),
+        0 if pool.texts is None else pool.texts.row.data_ptr(),
+        of_pool,
+        of_slots,
+        out,
+        LIKE[wide],
+        LIKE[logits.dtype],
+    )
+    return verdict, row[bad]
 
 
 def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
@@ -217,22 +197,16 @@ def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     Those have token -1, no likeliest tokens and log-probability 0. The reference runs for dtypes
     and layouts that the loop does not read.
     """
-    case = Case(logits, pool, slots)
-    if not case.is_readable:
-        return verify_ref(logits, pool, slots)
-    live = np.flatnonzero(pool.slot_nodes.numpy())
-    case.sample(PATH, live, pool.slot_start.numpy()[live])
-    return case.verdict
+    done = _followed(PATH, logits, pool, slots)
+    return verify_ref(logits, pool, slots) if done is None else done[0]
 
 
 def verify_all(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     """Verdict of `verify_ref`, of all rows."""
-    case = Case(logits, pool, slots)
-    if not case.is_readable:
+    done = _followed(ROW, logits, pool, slots)
+    if done is None:
         return verify_ref(logits, pool, slots)
-    row = np.flatnonzero(pool.slot.numpy() >= 0)
-    bad = torch.from_numpy(row[case.sample(ROW, pool.slot.numpy()[row], row)])
-    out = case.verdict
+    out, bad = done[0], torch.from_numpy(done[1])
     out.accept_row, out.accept_count, out.finish = descend_ref(out.sample, pool, slots)
     on = torch.zeros(pool.rows, dtype=torch.bool)
     on[out.accept_row[out.accept_row >= 0].long()] = True
@@ -246,14 +220,12 @@ def token_logprobs(
     logits: torch.Tensor, pool: Pool, slots: Slots, row: torch.Tensor, token: torch.Tensor
 ) -> TokenLogprobs:
     """`token_logprobs_ref`, with the bits of `verify`; `bad` is of rows that have a token."""
-    case = Case(logits, pool, slots, len(row))
-    if not case.is_readable:
+    done = _followed(GIVEN, logits, pool, slots, row.numpy(), token.numpy().astype(np.int64))
+    if done is None:
         return token_logprobs_ref(logits, pool, slots, row, token)
-    slot, at = pool.slot[row].numpy(), row.numpy()
-    broken = case.follow(GIVEN, slot, at, token.numpy().astype(np.int64))
     bad = torch.zeros(pool.rows, dtype=torch.bool)
-    bad[row[torch.from_numpy(broken)]] = True
-    return TokenLogprobs(case.verdict.logprob, case.verdict.raw_logprob, bad)
+    bad[torch.from_numpy(done[1])] = True
+    return TokenLogprobs(done[0].logprob, done[0].raw_logprob, bad)
 
 
 def filtered(x: torch.Tensor, slots: Slots) -> torch.Tensor:

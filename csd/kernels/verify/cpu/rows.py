@@ -14,9 +14,9 @@ from csd.kernels.numba.math import exp, log
 from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
 from csd.kernels.verify.cpu.cuts import (
     boundary,
+    in_lanes,
     keep,
     masses,
-    moments,
     shifts,
     typical_reach,
     weigh,
@@ -81,8 +81,7 @@ def _cut(of_row, greedy, s, slots, work):
     """List the tokens of a row that its filters keep, with their scores and masses, in `work`.
 
     Returns their number, the least score of the head, its mass, that of the kept tokens below it,
-    and whether these are listed too: without filters they are not. of_row: the arguments of
-    `scores` but the piece.
+    and whether these are listed too: without filters they are not. of_row: as in `scores`.
     """
     z, most, token, score, mass, other, _, _, _ = work
     V, highest = of_row[0].shape[0], of_row[2]
@@ -92,9 +91,9 @@ def _cut(of_row, greedy, s, slots, work):
     low, rest, whole = kind(-HEAD_WIDTH), kind(0), k > 0
     if whole:
         low = kind(-np.inf) if k <= MAX_HEAD else low
-        count = row_largest(*of_row, most, k, token, score, other, z)
+        count = row_largest(of_row, most, k, token, score, other, z)
     else:
-        count, rest = row_tokens(*of_row, most, low, True, token, score, z)
+        count, rest = row_tokens(of_row, most, low, True, token, score, z)
     weigh(score[:count], mass)
     head, below = masses(score[:count], mass, low)
     rest = kind(below) if whole else rest
@@ -121,8 +120,8 @@ def _cut(of_row, greedy, s, slots, work):
         whole, rest = True, kind(below)
     typical_p = kind(slots.typical_p[s])
     if typical_p < 1:
-        of_head, of_rest = moments(score[:count], mass, low)
-        moment = kind(of_rest) if whole else rest_moment(*of_row, low, z)
+        of_head, of_rest = in_lanes(score[:count], mass, low, True)
+        moment = kind(of_rest) if whole else rest_moment(of_row, low, z)
         total = kind(head) + rest
         mean, target = (kind(of_head) + moment) / total, typical_p * total
         near = shifts(score[:count], mass, low, mean, other)
@@ -146,7 +145,7 @@ def _cut(of_row, greedy, s, slots, work):
 def _all(of_row, most, token, score, mass, z):
     """List all tokens of a row; returns their number."""
     least = type(of_row[2])(ALL)
-    count, _ = row_tokens(*of_row, most, least, False, token, score, z)
+    count, _ = row_tokens(of_row, most, least, False, token, score, z)
     weigh(score[:count], mass)
     return count
 
@@ -182,7 +181,10 @@ def sample_row(m, s, given, logits, pool, slots, work, top_token, top_prob):
     count, low, head, rest, whole = _cut(of_row, greedy, s, slots, work)
     total, index, drawn = log(head + rest), np.int64(0), given
     if given >= 0:
-        index = _index_of(token[:count], given)
+        index = np.int64(-1)
+        for w in range(count):
+            if token[w] == given:
+                index = np.int64(w)
     else:
         rank(token[:count], score, low, total, greedy, top, top_token, top_prob)
         if not greedy:
@@ -192,23 +194,13 @@ def sample_row(m, s, given, logits, pool, slots, work, top_token, top_prob):
             if index < 0 and whole:
                 index = draw_rest(score[:count], mass, low, noise)
             elif index < 0:
-                drawn = rest_token(*of_row, low, noise, z)
+                drawn = rest_token(of_row, low, noise, z)
     if index >= 0:
         return token[index], score[index] - total, False, log_sum
     if whole:
         return given, kind(-np.inf), False, log_sum
     chance = changed_logit(logits, drawn, changes, z) / temperature - highest - total
     return drawn, chance, False, log_sum
-
-
-@loop
-def _index_of(token, given):
-    """Index of a token in a list, or -1."""
-    index = np.int64(-1)
-    for w in range(token.shape[0]):
-        if token[w] == given:
-            index = w
-    return index
 
 
 @loop
