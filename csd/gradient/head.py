@@ -26,8 +26,7 @@ from csd.engine.rules.changes import Changes
 from csd.gradient.rows import Rows
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import row_logits
-from csd.kernels.verify.rules import change_rows
-from csd.kernels.verify.rules.rows import blocks
+from csd.kernels.verify.rules.rows import blocks, change_rows
 from csd.kernels.verify.token_logprobs import is_filtered, raw_logprobs
 from csd.state.pool import Pool
 from csd.state.pool_builder import pool_of

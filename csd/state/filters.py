@@ -140,11 +140,3 @@ def dtype_of(name: str) -> torch.dtype:
 def is_greedy(slots: Any, s: torch.Tensor) -> torch.Tensor:
     """[R] bool: whether the slots s [R] decode greedily."""
     return slots.temperature[s] == 0
-
-
-def drops_tokens(slots: Any, s: torch.Tensor, but: str = "") -> torch.Tensor:
-    """[R] bool: rows of the slots s [R] from which a filter, other than `but`, drops tokens.
-
-    Greedy rows, where filters could only choose among equal tokens, are not left out.
-    """
-    return torch.stack([getattr(slots, n)[s] != off for n, off in CUTS.items() if n != but]).any(0)

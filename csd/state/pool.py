@@ -89,6 +89,18 @@ def model_row(pool: Pool, node: torch.Tensor) -> torch.Tensor:
     return torch.where(node >= 0, pool.texts.row[node.clamp(min=0).long()], -1).long()
 
 
+def on_path(pool: Pool, rows: torch.Tensor | slice) -> torch.Tensor:
+    """[R, M] bool: nodes of the pool on the paths of its `rows`, from the root to the row itself.
+
+    False in rows of padding.
+    """
+    slot = pool.slot[rows, None]
+    start = pool.slot_start[slot.clamp(min=0).long()]
+    node = torch.arange(pool.rows, device=start.device) - start
+    above = (pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1
+    return (slot == pool.slot) & (slot >= 0) & (above == 1)
+
+
 def rooted(pool: Pool, match: torch.Tensor) -> torch.Tensor:
     """[M] bool: True for rows that are in `match` [M] together with all of their ancestors."""
     live = pool.slot >= 0

@@ -335,7 +335,7 @@ def _ends_with(tag: Tag, end: Tag) -> bool:
 class ThinkingBudget:
     """Thinking budget of a sample, updated token by token.
 
-    `csd.kernels.verify.rules.forced_tokens` computes the same from whole prefixes.
+    `csd.kernels.verify.rules.rows.forced_tokens` computes the same from whole prefixes.
 
     opened: True if the prompt leaves a thought open. Other tags of the prompt do not count; one
     that it begins may end in the sample. once: a sample has at most one thought, which its prompt

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from csd.kernels.verify.reference_rows import at_least, log_sum_ref
-from csd.kernels.verify.rules import blocks, own_chance
+from csd.kernels.verify.reference_rows import at_least, log_sum_ref, own_chance
+from csd.kernels.verify.rules.rows import blocks
 
 # limit of OpenAI's API
 MOST_TOP = 20

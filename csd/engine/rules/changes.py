@@ -19,7 +19,8 @@ from csd.engine.rules.functions import apply_functions
 from csd.engine.rules.grammar import Grammars
 from csd.engine.rules.tables import RuleSizes, WordTree, asked_by, set_of, sizes_of, write_sets
 from csd.kernels.ops import Ops
-from csd.kernels.verify.rules import change_rows, finish_rows, keep_full, only
+from csd.kernels.verify.rules.finish import finish_rows, keep_full
+from csd.kernels.verify.rules.rows import change_rows, only
 from csd.state.logit_rules import RuleKinds, Rules
 from csd.state.pool import Pool
 from csd.state.slots import Slots

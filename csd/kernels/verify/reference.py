@@ -5,7 +5,7 @@
 
 import torch
 
-from csd.kernels.verify.reference_rows import Draws, log_sum_ref, sample_rows
+from csd.kernels.verify.reference_rows import Draws, own_chance, sample_rows
 from csd.state.filters import is_greedy
 from csd.state.pool import MAX_DEPTH, Pool, model_row, rooted
 from csd.state.slots import Slots
@@ -63,7 +63,12 @@ def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     greedy = is_greedy(slots, pool.slot.clamp(min=0).long())
     sample = torch.where(live, sampled.token, -1)
     accept_row, accept_count, finish = descend_ref(sample, pool, slots)
-    raw_logprob, bad = _raw_logprob(logits, sample, accept_row, sampled.log_total, pool, slots)
+    rows = accept_row[accept_row >= 0].long()
+    broken = ~sampled.log_total[rows].isfinite()
+    raw = own_chance(logits[model_row(pool, rows)], sample[rows])
+    raw_logprob = torch.zeros_like(sampled.log_total)
+    raw_logprob[rows] = torch.where(broken, torch.nan, raw)
+    bad = torch.zeros_like(accept_count).index_add_(0, pool.slot[rows].long(), broken.int())
     return Verdict(
         sample=sample.int(),
         logprob=torch.where(live, torch.where(greedy, raw_logprob, sampled.logprob), 0),
@@ -73,7 +78,7 @@ def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
         accept_row=accept_row,
         accept_count=accept_count,
         finish=finish,
-        bad=bad,
+        bad=bad > 0,
     )
 
 
@@ -86,23 +91,3 @@ def _sample(logits: torch.Tensor, pool: Pool, slots: Slots) -> Draws:
         for part in torch.arange(M, device=logits.device).split(rows_per_block)
     )
     return Draws(*(torch.cat(x) for x in zip(*blocks, strict=True)))
-
-
-def _raw_logprob(
-    logits: torch.Tensor,
-    sample: torch.Tensor,
-    accept_row: torch.Tensor,
-    log_total: torch.Tensor,
-    pool: Pool,
-    slots: Slots,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[M]: raw log-probabilities of committed samples; [S] bool: bad slots."""
-    rows = accept_row[accept_row >= 0].long()
-    raw = torch.zeros_like(log_total)
-    chosen = logits[model_row(pool, rows)]
-    of_sample = chosen.gather(1, sample[rows].long()[:, None])[:, 0].to(raw.dtype)
-    broken = ~log_total[rows].isfinite()
-    raw[rows] = torch.where(broken, torch.nan, of_sample - log_sum_ref(chosen))
-    bad = torch.zeros(slots.count, dtype=torch.int32, device=logits.device)
-    bad.index_add_(0, pool.slot[rows].long(), broken.int())
-    return raw, bad > 0

@@ -5,6 +5,7 @@ drawn.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
 from csd.state.filters import is_greedy
-from csd.state.pool import Pool
+from csd.state.pool import Pool, on_path
 from csd.state.slots import Slots
 from csd.state.verdict import TOP
 
@@ -31,15 +32,6 @@ class Heads(NamedTuple):
     rest_mass: torch.Tensor  # [R] sum of exp(z) of the others that the filters keep
 
 
-class PoolRows(NamedTuple):
-    """R rows of a pool."""
-
-    slot: torch.Tensor  # [R] int64, 0 in padding
-    position: torch.Tensor  # [R] generated position of the token that is drawn
-    greedy: torch.Tensor  # [R] bool
-    live: torch.Tensor  # [R] bool, false in padding
-
-
 class Draws(NamedTuple):
     """Draws of R rows, each independent of the others."""
 
@@ -50,10 +42,17 @@ class Draws(NamedTuple):
     top_prob: torch.Tensor  # [R, 8] float32
 
 
-def draw_ref(heads: Heads, rows: PoolRows, slots: Slots, vocab: int) -> Draws:
+def draw_ref(
+    heads: Heads,
+    s: torch.Tensor,  # [R] int64, the row's slot, 0 in padding
+    position: torch.Tensor,  # [R] generated position of the token that is drawn
+    greedy: torch.Tensor,  # [R] bool
+    live: torch.Tensor,  # [R] bool, false in padding
+    slots: Slots,
+    vocab: int,
+) -> Draws:
     """Draws by the Gumbel maximum, a row's rest being token `vocab`; with the head's likeliest."""
     token, score, rest_mass = heads
-    s, position, greedy, live = rows
     log_total = (head_sum(score.exp()) + rest_mass).log()
     # [R, heads + 1]: the head, then the rest
     atoms = torch.cat([token, torch.full_like(token[:, :1], vocab)], dim=1)
@@ -67,7 +66,7 @@ def draw_ref(heads: Heads, rows: PoolRows, slots: Slots, vocab: int) -> Draws:
     winner = (noisy == noisy.amax(-1, keepdim=True)).int().argmax(-1)
     sample = atoms.gather(1, winner[:, None])[:, 0]
     z_sample = mass.gather(1, winner[:, None])[:, 0]
-    likeliest = _likeliest(token, score, log_total, greedy, live)
+    likeliest = _likeliest(heads, log_total, greedy, live)
     return Draws(sample, z_sample - log_total, log_total, *likeliest)
 
 
@@ -91,13 +90,10 @@ def draw_rest(
 
 
 def _likeliest(
-    token: torch.Tensor,
-    score: torch.Tensor,
-    log_total: torch.Tensor,
-    greedy: torch.Tensor,
-    live: torch.Tensor,
+    heads: Heads, log_total: torch.Tensor, greedy: torch.Tensor, live: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Top 8 tokens and probabilities after the filters; for a greedy row, only the token drawn."""
+    token, score, _ = heads
     width = min(TOP, token.shape[1])
     # stable: equal scores stay in token order
     top, order = score.sort(dim=-1, descending=True, stable=True)
@@ -113,52 +109,43 @@ def _likeliest(
 
 def sample_rows(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots) -> Draws:
     """Draws of the pool's `rows` [R], with the logits [R, V]."""
-    x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
+    s, live = pool.slot[rows].clamp(min=0).long(), pool.slot[rows] >= 0
     position = slots.generated[s] + pool.depth[rows]
-    heads = heads_and_rest(x, temperature, slots, s, greedy)[1]
-    row = PoolRows(s, position, greedy, pool.slot[rows] >= 0)
-    drawn = draw_ref(heads, row, slots, logits.shape[1])
+    heads = row_scores(logits, rows, pool, slots)[1]
+    drawn = draw_ref(heads, s, position, is_greedy(slots, s), live, slots, logits.shape[1])
     of = (drawn.token == logits.shape[1]).nonzero()[:, 0]
     if of.shape[0]:
-        drawn.token[of], score = rest_draws(logits[of], rows[of], pool, slots)
-        drawn.logprob[of] = score - drawn.log_total[of]
+        z, _, rest = row_scores(logits[of], rows[of], pool, slots)
+        drawn.token[of] = token = draw_rest(rest, slots, s[of], position[of])
+        drawn.logprob[of] = z.gather(1, token[:, None])[:, 0] - drawn.log_total[of]
     return drawn
-
-
-def rest_draws(
-    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [R] that the pool's `rows` draw from their rests, and their scores z [R]."""
-    z, _, rest = row_scores(logits, rows, pool, slots)
-    s = pool.slot[rows].clamp(min=0).long()
-    token = draw_rest(rest, slots, s, slots.generated[s] + pool.depth[rows])
-    return token, z.gather(1, token[:, None])[:, 0]
-
-
-def _of_rows(
-    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits [R, V] that the `rows` sample from, divisors [R], slots [R] and greedy [R] bool."""
-    s = pool.slot[rows].clamp(min=0).long()
-    greedy = is_greedy(slots, s)
-    x = row_logits(logits, rows, pool, slots)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return x, torch.where(greedy, 1.0, slots.temperature[s]).to(dtype), s, greedy
 
 
 def row_scores(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
 ) -> tuple[torch.Tensor, Heads, torch.Tensor]:
     """Scores z [R, V] of the pool's `rows`, their heads, and exp(z) of the rest [R, V], else 0."""
-    x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
+    s = pool.slot[rows].clamp(min=0).long()
+    greedy, x = is_greedy(slots, s), row_logits(logits, rows, pool, slots)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(dtype)
     return heads_and_rest(x, temperature, slots, s, greedy)
 
 
 def row_logits(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots) -> torch.Tensor:
     """The logits [R, V] that the pool's `rows` [R] sample from, before temperature."""
     s = pool.slot[rows].clamp(min=0).long()
-    x = _penalise(logits, rows, pool, slots, s)
-    return _ban_end_tokens(x, slots, s, slots.generated[s] + pool.depth[rows])
+    if bool((slots.repetition_penalty != 1).any()):
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        path = torch.where(on_path(pool, rows), pool.token.long(), -1)
+        logits = penalise(wide, path, s, slots)
+    early = slots.generated[s] + pool.depth[rows] < slots.min_new[s]
+    if bool(early.any()):
+        ban = slots.ban_ids[s].long()
+        m, i = ((ban >= 0) & early[:, None]).nonzero(as_tuple=True)
+        logits = logits.clone()
+        logits[m, ban[m, i]] = -torch.inf
+    return logits
 
 
 def heads_and_rest(
@@ -169,69 +156,10 @@ def heads_and_rest(
     # [R, V / PIECE]: maxima of pieces of a row, few of which have tokens of its head
     pieces = z.unflatten(1, (-1, math.gcd(z.shape[1], PIECE))).amax(-1)
     peak = pieces.amax(-1, keepdim=True)
-    return _compact(z.sub_(peak), pieces.sub_(peak), slots, s, greedy)
-
-
-def log_sum_ref(x: torch.Tensor) -> torch.Tensor:
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    peak = x.amax(-1)
-    return row_sum((x - peak[:, None]).exp_()).log() + peak
-
-
-def row_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sums [M] of x [M, V] over the vocabulary, in an order that does not depend on other rows.
-
-    PyTorch splits a single row among several threads, but never a row of two, so one is doubled.
-    """
-    if x.shape[0] == 1:
-        return x.expand(2, -1).sum(-1)[:1]
-    return x.sum(-1)
-
-
-def _penalise(
-    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
-) -> torch.Tensor:
-    """Applies the repetition penalty to tokens of the prompt, the sample and the row's own path."""
-    if bool((slots.repetition_penalty == 1).all()):
-        return logits
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    vocab = logits.shape[1]
-    bit = torch.arange(32, device=logits.device)
-    seen = ((slots.seen[s][:, :, None] >> bit) & 1).flatten(1)[:, :vocab].bool()
-    # [R, M]: column j is on the path of row m
-    slot = pool.slot[rows, None]
-    node = torch.arange(pool.rows, device=logits.device) - pool.slot_start[s][:, None]
-    same = (slot == pool.slot) & (slot >= 0)
-    on_path = same & (((pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1) == 1)
-    m, j = on_path.nonzero(as_tuple=True)
-    seen[m, pool.token[j].long()] = True
-    penalty = slots.repetition_penalty[s].to(logits.dtype)[:, None]
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-
-
-def _ban_end_tokens(
-    x: torch.Tensor, slots: Slots, s: torch.Tensor, position: torch.Tensor
-) -> torch.Tensor:
-    """Sets end tokens to -inf at positions before `min_new`."""
-    early = position < slots.min_new[s]
-    if not bool(early.any()):
-        return x
-    ban = slots.ban_ids[s].long()
-    hit = (ban >= 0) & early[:, None]
-    m = torch.arange(x.shape[0], device=x.device)[:, None].expand_as(ban)
-    x = x.clone()
-    x[m[hit], ban[hit]] = -torch.inf
-    return x
-
-
-def _compact(
-    z: torch.Tensor, pieces: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
-) -> tuple[torch.Tensor, Heads, torch.Tensor]:
-    """Returns the results of `heads_and_rest`, from z [R, V] and the maxima of its pieces."""
-    vocab = z.shape[1]
+    z, pieces = z.sub_(peak), pieces.sub_(peak)
     top_k = slots.top_k[s]
     # in a greedy row filters could only choose among equal tokens
-    top_k = torch.where((top_k > 0) & (top_k < vocab) & ~greedy, top_k, 0)[:, None]
+    top_k = torch.where((top_k > 0) & (top_k < z.shape[1]) & ~greedy, top_k, 0)[:, None]
     # [R, 1] smallest score of the head; comparisons with numbers, not masks, for their speed
     low = torch.full_like(z[:, :1], -HEAD_WIDTH)
     # kept tokens outside the head are summed directly: a difference of sums would be rounding
@@ -250,7 +178,7 @@ def _compact(
 
     top_p = torch.where(greedy, 1, slots.top_p[s]).to(z.dtype)
     if bool((top_p < 1).any()):
-        score, rest, rest_mass = _top_p(token, score, rest, rest_mass, top_p)
+        score, rest, rest_mass = _top_p(score, rest, rest_mass, top_p)
     min_p = torch.where(greedy, 0, slots.min_p[s]).to(z.dtype)[:, None]
     if bool((min_p > 0).any()):
         score = torch.where(score.exp() >= min_p, score, -torch.inf)
@@ -261,6 +189,50 @@ def _compact(
         score, rest = _typical(token, score, z, rest, typical_p)
         rest_mass = row_sum(rest)
     return z, Heads(token, score, rest_mass), rest
+
+
+def log_sum_ref(x: torch.Tensor) -> torch.Tensor:
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    peak = x.amax(-1)
+    return row_sum((x - peak[:, None]).exp_()).log() + peak
+
+
+def own_chance(
+    logits: torch.Tensor, token: torch.Tensor, log_sum: Callable = log_sum_ref
+) -> torch.Tensor:
+    """Log-probabilities [R] of token [R] by logits [R, V], at least float32.
+
+    log_sum: the backend's, so that the bits equal those of its sampling.
+    """
+    total = log_sum(logits)
+    logit = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]
+    return logit.to(total.dtype) - total
+
+
+def row_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sums [M] of x [M, V] over the vocabulary, in an order that does not depend on other rows.
+
+    PyTorch splits a single row among several threads, but never a row of two, so one is doubled.
+    """
+    if x.shape[0] == 1:
+        return x.expand(2, -1).sum(-1)[:1]
+    return x.sum(-1)
+
+
+def penalise(x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """Returns rows x [R, V] of slots s [R] with the repetition penalty; path: [R, D].
+
+    A slot's bitmap `seen` has the tokens of its prompt and sample.
+    """
+    vocab = x.shape[1]
+    bit = torch.arange(32, device=x.device)
+    bits = ((slots.seen[s][:, :, None] >> bit) & 1).flatten(1)[:, :vocab].bool()
+    seen = torch.nn.functional.pad(bits, (0, 1))
+    seen.scatter_(1, torch.where(path >= 0, path, vocab), True)
+    penalty = slots.repetition_penalty[s].to(x.dtype)[:, None]
+    # a slot without a penalty stores no bits, and a penalty of 1 changes nothing
+    scaled = torch.where(x < 0, x * penalty, x / penalty)
+    return torch.where(seen[:, :vocab] & (penalty != 1), scaled, x)
 
 
 def _find_head(
@@ -298,11 +270,7 @@ def _line_up(
 
 
 def _top_p(
-    token: torch.Tensor,
-    score: torch.Tensor,
-    rest: torch.Tensor,
-    rest_mass: torch.Tensor,
-    top_p: torch.Tensor,
+    score: torch.Tensor, rest: torch.Tensor, rest_mass: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Drops the tokens in the lower tail of mass 1 - top_p; returns score, rest and rest_mass.
 

@@ -17,7 +17,7 @@ from csd.kernels.verify.reference_rows import (
     sample_rows,
 )
 from csd.kernels.verify.rules.rows import blocks
-from csd.state.filters import drops_tokens, is_greedy
+from csd.state.filters import CUTS, is_greedy
 from csd.state.pool import Pool, model_row
 from csd.state.slots import Slots
 
@@ -90,7 +90,9 @@ def _chances(
     peak = x.amax(-1).to(heat.dtype) / heat
     chance = x[row, token].to(heat.dtype) / heat[row] - peak[row] - total[row]
     if is_filtered(slots, s):
-        passed = _passes_filters(x, heat, slots, s, greedy, row, token)
+        _, heads, rest = heads_and_rest(x, heat, slots, s, greedy)
+        same = (heads.token[row] == token[:, None]) & (heads.score[row] > -torch.inf)
+        passed = same.any(-1) | (rest[row, token] > 0) | greedy[row]
         chance = torch.where(passed, chance, -torch.inf)
     return torch.where(none[row], -torch.inf, chance), ~total.isfinite()
 
@@ -112,19 +114,6 @@ def filtered_ref(x: torch.Tensor, slots: Slots) -> torch.Tensor:
 
 def is_filtered(slots: Slots, s: torch.Tensor) -> bool:
     """True if a filter of one of the slots s [R] may remove tokens."""
-    return bool((drops_tokens(slots, s) & ~is_greedy(slots, s)).any())
-
-
-def _passes_filters(
-    x: torch.Tensor,
-    heat: torch.Tensor,
-    slots: Slots,
-    s: torch.Tensor,
-    greedy: torch.Tensor,
-    row: torch.Tensor,
-    token: torch.Tensor,
-) -> torch.Tensor:
-    """[T] bool: the filters keep the token at its row."""
-    _, heads, rest = heads_and_rest(x, heat, slots, s, greedy)
-    same = (heads.token[row] == token[:, None]) & (heads.score[row] > -torch.inf)
-    return same.any(-1) | (rest[row, token] > 0) | greedy[row]
+    dropping = torch.stack([getattr(slots, name)[s] != off for name, off in CUTS.items()]).any(0)
+    # in a greedy row filters could only choose among equal tokens
+    return bool((dropping & ~is_greedy(slots, s)).any())

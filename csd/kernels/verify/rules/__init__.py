@@ -17,27 +17,3 @@ was drafted.
 PyTorch on every device, with fixed shapes and no read on the host, so that a captured step can
 include it. Rows are changed in blocks, so that temporary memory stays small.
 """
-
-from csd.kernels.verify.rules.finish import finish_rows, keep_full, own_chance
-from csd.kernels.verify.rules.rows import (
-    Prefixes,
-    blocks,
-    change_rows,
-    forced_tokens,
-    only,
-    path_tokens,
-    penalise,
-)
-
-__all__ = [
-    "Prefixes",
-    "blocks",
-    "change_rows",
-    "finish_rows",
-    "forced_tokens",
-    "keep_full",
-    "only",
-    "own_chance",
-    "path_tokens",
-    "penalise",
-]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from csd.kernels.verify.reference_rows import log_sum_ref
+from csd.kernels.verify.reference_rows import log_sum_ref, own_chance
 from csd.kernels.verify.rules.rows import blocks
 from csd.state.filters import is_greedy
 from csd.state.logit_rules import Rules
@@ -75,15 +75,3 @@ def finish_rows(
         verdict.raw_logprob[rows] = raw.to(verdict.raw_logprob.dtype)
     greedy = is_greedy(slots, pool.slot.clamp(min=0).long())
     verdict.logprob.copy_(torch.where(greedy, verdict.raw_logprob, verdict.logprob))
-
-
-def own_chance(
-    logits: torch.Tensor, token: torch.Tensor, log_sum: Callable = log_sum_ref
-) -> torch.Tensor:
-    """Log-probabilities [R] of token [R] by logits [R, V], at least float32.
-
-    log_sum: the backend's, so that the bits equal those of its sampling.
-    """
-    total = log_sum(logits)
-    logit = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]
-    return logit.to(total.dtype) - total

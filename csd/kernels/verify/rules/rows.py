@@ -20,12 +20,13 @@ and two steps are one step, so that log2(symbols of a tag) operations give D aft
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from csd.kernels.verify.reference_rows import penalise
 from csd.state.logit_rules import RuleKinds, Rules, word_edge
-from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.pool import MAX_DEPTH, Pool, on_path
 from csd.state.slots import Slots
 
 
@@ -49,18 +50,13 @@ def path_tokens(pool: Pool, rows: slice, drafted: bool = True) -> torch.Tensor:
 
     A root is committed, so it is not included. drafted: False if all rows are roots.
     """
-    device = pool.token.device
-    s = pool.slot[rows].clamp(min=0).long()
+    count, device = pool.slot[rows].shape[0], pool.token.device
     if not drafted:
-        return torch.full((s.shape[0], MAX_DEPTH), -1, dtype=torch.int64, device=device)
-    # [R, M]: column j is on the path of row m
-    node = torch.arange(pool.rows, device=device) - pool.slot_start[s].long()[:, None]
-    same = (pool.slot[rows, None] == pool.slot) & (pool.slot[rows, None] >= 0)
-    above = (pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1
-    on_path = same & (above == 1) & (pool.depth > 0)
+        return torch.full((count, MAX_DEPTH), -1, dtype=torch.int64, device=device)
     # an extra column after the last receives tokens that are not on the path
-    column = torch.where(on_path, pool.depth.long() - 1, MAX_DEPTH)
-    tokens = torch.full((s.shape[0], MAX_DEPTH + 1), -1, dtype=torch.int64, device=device)
+    drafted_on_path = on_path(pool, rows) & (pool.depth > 0)
+    column = torch.where(drafted_on_path, pool.depth.long() - 1, MAX_DEPTH)
+    tokens = torch.full((count, MAX_DEPTH + 1), -1, dtype=torch.int64, device=device)
     return tokens.scatter_(1, column, pool.token.long().expand_as(column))[:, :-1]
 
 
@@ -175,31 +171,6 @@ BLOCK = 64
 HITS = 64
 
 
-def banned(
-    asked: RuleKinds,
-    prefix: Prefixes | None,
-    position: torch.Tensor,
-    s: torch.Tensor,
-    slots: Slots,
-    rules: Rules,
-    vocab: int,
-) -> torch.Tensor:
-    """[R, V] bool: banned tokens of rows of slots s [R] at generated positions [R]."""
-    # an extra column after the vocabulary receives entries that are no token
-    bans = torch.zeros(s.shape[0], vocab + 1, dtype=torch.bool, device=s.device)
-    if asked.early:
-        ban = slots.ban_ids[s].long()
-        early = (position < slots.min_new[s])[:, None] & (ban >= 0)
-        bans.scatter_(1, torch.where(early, ban, vocab), True)
-    if asked.words:
-        assert prefix is not None
-        _ban_words(bans, prefix, s, rules, vocab)
-    if asked.ngram:
-        assert prefix is not None
-        bans.scatter_(1, _repeats(asked.ngram, prefix, s, rules, vocab), True)
-    return bans[:, :vocab]
-
-
 def _ban_words(
     bans: torch.Tensor, prefix: Prefixes, s: torch.Tensor, rules: Rules, vocab: int
 ) -> None:
@@ -249,22 +220,6 @@ def _repeats(
     return torch.where(followed, prefix.token, vocab)
 
 
-def penalise(x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots) -> torch.Tensor:
-    """Returns rows x [R, V] of slots s [R] with the repetition penalty; path: [R, D].
-
-    A slot's bitmap `seen` has the tokens of its prompt and sample.
-    """
-    vocab = x.shape[1]
-    bit = torch.arange(32, device=x.device)
-    bits = ((slots.seen[s][:, :, None] >> bit) & 1).flatten(1)[:, :vocab].bool()
-    seen = torch.nn.functional.pad(bits, (0, 1))
-    seen.scatter_(1, torch.where(path >= 0, path, vocab), True)
-    penalty = slots.repetition_penalty[s].to(x.dtype)[:, None]
-    # a slot without a penalty stores no bits, and a penalty of 1 changes nothing
-    scaled = torch.where(x < 0, x * penalty, x / penalty)
-    return torch.where(seen[:, :vocab] & (penalty != 1), scaled, x)
-
-
 # the penalties do not depend on x, so the gradient passes unchanged; that of the scatter would
 # count a token once for each of its occurrences
 @torch.no_grad()
@@ -312,12 +267,12 @@ def change_rows(
     """
     longest = slots.tokens.shape[1] if longest is None else longest
     x = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-    forced = None
+    forced, vocab = None, x.shape[1]
     if asked.thought:
         forced = torch.full((pool.rows,), -1, dtype=torch.int64, device=x.device)
     for rows in blocks(pool.rows):
         s = pool.slot[rows].clamp(min=0).long()
-        prefix = None
+        prefix: Any = None
         if asked.prefix or asked.penalty:
             path = path_tokens(pool, rows, drafted)
         if asked.prefix:
@@ -326,15 +281,21 @@ def change_rows(
         if asked.bias:
             part += rules.bias[rules.of[s]] if rules.bias.shape[0] > 1 else rules.bias
         if asked.early or asked.words or asked.ngram:
-            position = slots.generated[s] + pool.depth[rows]
-            hit = banned(asked, prefix, position, s, slots, rules, x.shape[1])
-            part.masked_fill_(hit, -torch.inf)
+            # an extra column after the vocabulary receives entries that are no token
+            bans = torch.zeros(s.shape[0], vocab + 1, dtype=torch.bool, device=x.device)
+            if asked.early:
+                ban = slots.ban_ids[s].long()
+                early = slots.generated[s] + pool.depth[rows] < slots.min_new[s]
+                bans.scatter_(1, torch.where(early[:, None] & (ban >= 0), ban, vocab), True)
+            if asked.words:
+                _ban_words(bans, prefix, s, rules, vocab)
+            if asked.ngram:
+                bans.scatter_(1, _repeats(asked.ngram, prefix, s, rules, vocab), True)
+            part.masked_fill_(bans[:, :vocab], -torch.inf)
         if asked.penalty:
             part.copy_(penalise(part, path, s, slots))
         if asked.counts:
-            assert prefix is not None
             subtract_counts(part, prefix, s, rules)
         if forced is not None:
-            assert prefix is not None
             forced[rows] = forced_tokens(prefix, s, rules)
     return Changed(x, forced)

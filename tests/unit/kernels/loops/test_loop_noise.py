@@ -10,7 +10,7 @@ from csd.kernels.numba import math as noise
 from csd.kernels.numba.jit import loop
 from csd.kernels.verify.cpu.cuts import masses, weigh
 from csd.kernels.verify.cpu.draws import draw_row, rank
-from csd.kernels.verify.reference_rows import Draws, Heads, PoolRows, draw_ref
+from csd.kernels.verify.reference_rows import Draws, Heads, draw_ref
 
 EDGES = [0, 1, 2, 2**22 - 1, 2**22, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
 
@@ -83,7 +83,7 @@ def draw(heads, rows, key, sample, vocab, works, out):
 
 
 def drawn(heads, rows, slots, vocab):
-    R, dtype = rows.slot.shape[0], heads.score.dtype
+    R, dtype = len(rows[0]), heads.score.dtype
     out = Draws(
         torch.empty(R, dtype=torch.long),
         torch.empty(R, dtype=dtype),
@@ -119,14 +119,14 @@ def test_draws_are_the_references(W, V, dtype):
     token, score = token.masked_fill(padding, V), score.masked_fill(padding, -torch.inf)
     rest = torch.rand(R, generator=g, dtype=dtype) * W / 11
     rest[::4] = 0
-    rows = PoolRows(
+    rows = (
         torch.randint(7, (R,), generator=g),
         torch.randint(99, (R,), generator=g),
         torch.zeros(R, dtype=torch.bool),
         torch.ones(R, dtype=torch.bool),
     )
     heads = Heads(token, score, rest)
-    got, want = drawn(heads, rows, slots, V), draw_ref(heads, rows, slots, V)
+    got, want = drawn(heads, rows, slots, V), draw_ref(heads, *rows, slots, V)
     assert torch.equal(got.token, want.token) and (want.token == V).any()
     assert torch.equal(got.top_token, want.top_token)
     for name in ("logprob", "log_total", "top_prob"):

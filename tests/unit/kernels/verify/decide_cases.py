@@ -73,5 +73,5 @@ def no_reference():
     def fail(*args):
         raise AssertionError("the reference computed rows")
 
-    with mock.patch.object(reference_rows, "_compact", fail):
+    with mock.patch.object(reference_rows, "_find_head", fail):
         yield

@@ -18,8 +18,8 @@ from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import Refill, fill_slots
 from csd.engine.rules.changes import Changes
 from csd.kernels.verify.reference_rows import row_logits
-from csd.kernels.verify.rules import change_rows, only, path_tokens
 from csd.kernels.verify.rules import rows as row_rules
+from csd.kernels.verify.rules.rows import change_rows, only, path_tokens
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.utils.arguments import checked
