@@ -160,7 +160,7 @@ class HostSlots:
         self.step.cache.allocator.give_back(request.place.pages)
         self.step.slots.group_key[request.place.group].fill_(-1)
         if self.step.cache.states is not None:
-            self.step.cache.states.free_prompt(request.place.group)
+            self.step.cache.states.prompts.pop(request.place.group, None)
 
     def _join(self, request: Request, mate: Request, events: list[Event]) -> None:
         """Give a request the pages and the graph of another one with the same prompt."""

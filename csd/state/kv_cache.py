@@ -121,8 +121,7 @@ class KVCache:
         dtype: torch.dtype,
         device: str | torch.device,
         reach: int | None = None,  # most keys that a row of any layer attends to
-        unit: int
-        | None = None,  # tokens of a unit of the prefix index; None: prompts share nothing
+        unit: int | None = None,  # tokens of a unit of the prefix index; None: no prompts share
         units: int | None = None,  # most units; None: as many as there are pages
         spare: int = 0,  # pages beyond those that samples and prompts in flight need
     ):
@@ -134,16 +133,11 @@ class KVCache:
             for shape in dict.fromkeys(shapes)
         }
         self.parts = list(parts.values())
-        self.k: Any
-        self.v: Any
-        self.node_k: Any
-        self.node_v: Any
-        if len(parts) == 1:
-            self.k, self.v, self.node_k, self.node_v = self.parts[0]
-        else:
+        of_layers: Any = self.parts[0]
+        if len(parts) > 1:
             each = {shape: zip(*part, strict=True) for shape, part in parts.items()}
-            layers = [next(each[shape]) for shape in shapes]
-            self.k, self.v, self.node_k, self.node_v = zip(*layers, strict=True)
+            of_layers = zip(*(next(each[shape]) for shape in shapes), strict=True)
+        self.k, self.v, self.node_k, self.node_v = of_layers
         self.prompt_pages = torch.full((slots, prompt_pages), -1, dtype=torch.int32, device=device)
         self.slot_pages = torch.full((slots, slot_pages), -1, dtype=torch.int32, device=device)
         self.allocator = PageAllocator(pages)
@@ -160,8 +154,7 @@ class KVCache:
     def nodes(self, rows: int) -> tuple[Any, Any]:
         """The first rows of node_k and node_v, by layer."""
         if len(self.parts) == 1:
-            only = self.parts[0]
-            return only.node_k[:, :rows], only.node_v[:, :rows]
+            return self.node_k[:, :rows], self.node_v[:, :rows]
         return tuple(x[:rows] for x in self.node_k), tuple(x[:rows] for x in self.node_v)
 
     def wraps(self, tokens: int, ahead: int) -> bool:

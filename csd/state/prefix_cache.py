@@ -14,6 +14,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 
@@ -43,14 +44,10 @@ class PageAllocator:
         while count > len(self._free):
             assert self.index is not None
             self._set_free(self.index.evict())
-        first = next(
-            (
-                i
-                for i in range(len(self._free) - count + 1)
-                if self._free[i + count - 1] - self._free[i] == count - 1
-            ),
-            0,
-        )
+        # a run's last page is count - 1 after its first
+        places = range(len(self._free) - count + 1)
+        runs = (i for i in places if self._free[i + count - 1] - self._free[i] == count - 1)
+        first = next(runs, 0)
         taken = self._free[first : first + count]
         del self._free[first : first + count]
         for page in taken:
@@ -85,10 +82,8 @@ class PageAllocator:
 
     def give_back_all(self) -> None:
         """Remove all owners."""
-        owned = [page for page, owners in enumerate(self._owners) if owners]
-        for page in owned:
-            self._owners[page] = 1
-        self.give_back(owned)
+        self._owners = [min(owners, 1) for owners in self._owners]
+        self.give_back([page for page, owners in enumerate(self._owners) if owners])
 
     def forget_all(self) -> None:
         """Empty the index; its idle pages become free."""
@@ -145,13 +140,7 @@ class PrefixIndex:
 
     def find(self, digests: Sequence[bytes]) -> list[Unit]:
         """The units of the longest beginning whose units are all here."""
-        units = []
-        for digest in digests:
-            unit = self._units.get(digest)
-            if unit is None:
-                break
-            units.append(unit)
-        return units
+        return [self._units[digest] for digest in takewhile(self._units.__contains__, digests)]
 
     def add(self, digest: bytes, pages: Sequence[int], states: Any = None) -> None:
         """Keep pages that have an owner as a unit; if there is one of this digest, it stays."""

@@ -86,8 +86,13 @@ class View:
     """The fields of a record that an operation reads and writes; all, if none are named."""
 
     def __init__(self, record: type, reads: str = "", writes: str = ""):
+        of: Any = record
         every, self.record, self.writes = declared(record), record, tuple(writes.split())
         self.names = (*self.writes, *reads.split()) or tuple(every)
+        # fields that are no tensors
+        others = [f for f in fields(of) if f.name not in every] if is_dataclass(of) else []
+        self._defaults = {f.name: f.default for f in others if f.default is not MISSING}
+        self._is_whole = self.names == tuple(every) and len(self._defaults) == len(others)
         self.fields = {name: every[name] for name in self.names}
         self.kind = _namedtuple(record.__name__, self.names)
         self._get = attrgetter(*self.names, self.names[0])
@@ -125,12 +130,11 @@ class View:
         It is of the record's own class if that needs no other fields.
         """
         values: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
-        if self.names == _required(self.record):
+        if self._is_whole:
             return self.record(**values)
-        values |= {f.name: f.default for f in _fields(self.record) if f.default is not MISSING}
         sizes = {f.shape[0]: values[name].shape[0] for name, f in self.fields.items()}
         sizes = {name: sizes[d] for name, d in (("rows", "M"), ("count", "S")) if d in sizes}
-        return SimpleNamespace(**values, **sizes)
+        return SimpleNamespace(**values, **self._defaults, **sizes)
 
     def check(
         self,
@@ -154,18 +158,6 @@ class View:
                         sizes.setdefault(d, n)
             shape = [_size(d, sizes) for d in dims]
             check_tensor(f"{prefix}{name}", x, shape, f.dtype, device, any_layout=any_layout)
-
-
-@cache
-def _required(record: Any) -> tuple[str, ...]:
-    """Names of a record's fields without a default."""
-    if not is_dataclass(record):
-        return tuple(declared(record))
-    return tuple(f.name for f in _fields(record) if f.default is MISSING)
-
-
-def _fields(record: Any) -> tuple[Any, ...]:
-    return fields(record) if is_dataclass(record) else ()
 
 
 def _namedtuple(name: str, names: tuple[str, ...]) -> Any:

@@ -138,27 +138,17 @@ class StateMemory:
         self.conv_at, convs = _by_size(sizes.convs)
         self.state_at, states = _by_size(sizes.states)
 
-        def zeros(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
-            return torch.zeros(shape, dtype=kind, device=device)
+        def zeros(kind: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+            return [torch.zeros(shape, dtype=kind, device=device) for shape in shapes]
 
         for conv, L in convs:
-            self.convs.append(
-                Convs(zeros(L, slots, conv.width - 1, conv.channels), zeros(L, rows, conv.channels))
-            )
+            tail, node = (L, slots, conv.width - 1, conv.channels), (L, rows, conv.channels)
+            self.convs.append(Convs(*zeros(dtype, tail, node)))
         for size, L in states:
             Hk, H, Dk, Dv = size.key_heads, size.heads, size.key_dim, size.value_dim
-            kind = wide(dtype)
-            self.states.append(
-                States(
-                    zeros(L, slots, H, Dk, Dv, kind=kind),
-                    zeros(L, slots, TAIL, Hk, Dk, kind=kind),
-                    zeros(L, slots, TAIL, H, Dv, kind=kind),
-                    zeros(L, slots, TAIL, H, kind=kind),
-                    zeros(L, rows, Hk, Dk, kind=kind),
-                    zeros(L, rows, H, Dv, kind=kind),
-                    zeros(L, rows, H, kind=kind),
-                )
-            )
+            of_token = (Hk, Dk), (H, Dv), (H,)
+            tails, nodes = ([(*at, *x) for x in of_token] for at in ((L, slots, TAIL), (L, rows)))
+            self.states.append(States(*zeros(wide(dtype), (L, slots, H, Dk, Dv), *tails, *nodes)))
         # the slots' checkpoints, and the checkpoint of a prompt, which the host sets
         self.base = torch.zeros(slots, dtype=torch.int32, device=device)
         self.prompt_base = 0
@@ -181,14 +171,9 @@ class StateMemory:
         made = copy.copy(self)
         made.base = self.base.clone()
         made.convs = [replace(conv, tail=conv.tail.clone()) for conv in self.convs]
+        of_slots = "state", "key", "update", "decay"
         made.states = [
-            replace(
-                part,
-                state=part.state.clone(),
-                key=part.key.clone(),
-                update=part.update.clone(),
-                decay=part.decay.clone(),
-            )
+            replace(part, **{name: getattr(part, name).clone() for name in of_slots})
             for part in self.states
         ]
         return made
@@ -223,20 +208,9 @@ class StateCache:
             self.prompts[group] = StateMemory(self.sizes, 1, CHUNK, self.dtype, self.device)
         return self.prompts[group]
 
-    def begin_prompt(self, group: int, states: StateMemory) -> None:
-        """Set the memory of a group to the states after the beginning of its prompt."""
-        self.prompts[group] = states.copy()
-
-    def copy_of(self, group: int) -> StateMemory:
-        """Copy of a group's states after the tokens read so far."""
-        return self.prompts[group].copy()
-
     def begin_sample(self, slot: int, group: int) -> None:
         """Sets a slot's states to those after its group's prompt.
 
         A prompt of one token is not read at all: its memory is then empty.
         """
         self.slots.copy_slot(slot, self.of_prompt(group, 1))
-
-    def free_prompt(self, group: int) -> None:
-        self.prompts.pop(group, None)

@@ -81,14 +81,9 @@ class SlotTexts:
         column = torch.cat([torch.arange(k, device=position.device).expand(S, k), k + position], 1)
         # the other elements rewrite column 0 with its value: no element gets two different values
         column = torch.where(written, column, 0)
-        first = self.token[row, 0], self.chance[row, 0]
-        for field, value, values in (
-            (self.token, token, first[0]),
-            (self.chance, chance, first[1]),
-        ):
-            zeroth = torch.where(fresh, value[:, 0], values)
-            value = torch.where(written, value, zeroth[:, None])
-            field[row[:, None], column] = value
+        for field, value in ((self.token, token), (self.chance, chance)):
+            zeroth = torch.where(fresh, value[:, 0], field[row, 0])
+            field[row[:, None], column] = torch.where(written, value, zeroth[:, None])
 
 
 @named
@@ -113,18 +108,16 @@ class DagConfig:
     min_prob: float = 0.0  # paths less likely than this are not drafted
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= 16:
-            raise ValueError(f"k must be from 1 to 16, got {self.k}")
-        if not 0 <= self.edits < self.k:
-            raise ValueError(f"edits must be from 0 to {self.k - 1}, got {self.edits}")
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be from 0 to 1, got {self.alpha}")
-        if not 1 <= self.candidates <= 256:
-            raise ValueError(f"candidates must be from 1 to 256, got {self.candidates}")
-        if not 1 <= self.tokens <= MAX_DEPTH:
-            raise ValueError(f"tokens must be from 1 to {MAX_DEPTH}, got {self.tokens}")
-        if not 1 <= self.frontier <= MAX_FRONTIER:
-            raise ValueError(f"frontier must be from 1 to {MAX_FRONTIER}, got {self.frontier}")
+        for name, low, high in (
+            ("k", 1, 16),
+            ("edits", 0, self.k - 1),
+            ("alpha", 0, 1),
+            ("candidates", 1, 256),
+            ("tokens", 1, MAX_DEPTH),
+            ("frontier", 1, MAX_FRONTIER),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be from {low} to {high}, got {getattr(self, name)}")
 
     @property
     def share(self) -> int:

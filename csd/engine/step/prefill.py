@@ -49,7 +49,7 @@ class Prefill:
         request.place.pages = cache.take(cache.prompt_pages, group, tokens, chunk_size, pages)
         request.progress.stats.cached_tokens = len(pages) * PAGE
         if units and cache.states is not None:
-            cache.states.begin_prompt(group, units[-1].states)
+            cache.states.prompts[group] = units[-1].states.copy()
         # from here on, other groups cannot reuse the drafter's memory for this one
         step.slots.group_key[group].fill_(request.place.graph_key)
         step.slots.prior_part[group].fill_(request.prior_part)
@@ -89,7 +89,7 @@ class Prefill:
             pages = self.request.place.pages[first : first + index.pages]
             if cache.states is not None:
                 # a chunk of such a model is a unit
-                states = cache.states.copy_of(self.request.place.group)
+                states = cache.states.prompts[self.request.place.group].copy()
             cache.allocator.keep(digests[unit], pages, states)
             self.num_units = unit + 1
 
