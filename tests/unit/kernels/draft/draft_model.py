@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import cache
 
 import torch
 from helpers.oracles.graph_model import wrap
@@ -90,6 +91,7 @@ def level_cost(config, generated, steps):
 
 
 def keyed_noise(slots):
+    @cache
     def noise(s, position, token):
         word = philox_words_ref(
             slots.key[s], torch.tensor(token), torch.tensor(position), slots.sample[s], 0
@@ -99,7 +101,8 @@ def keyed_noise(slots):
     return noise
 
 
-def draft(graph, slots, rows, noise=None) -> Pool:
+def grown(graph, slots, noise=None):
+    """Every live slot's nodes with their costs, for pools of any number of rows."""
     config = graph.config
     noise = noise or keyed_noise(slots)
     limit = (1 << 22) - 1 - 4 * 65536
@@ -153,6 +156,13 @@ def draft(graph, slots, rows, noise=None) -> Pool:
             penalty[s] = max(penalty[s], min(config.group_penalty * ahead, 2 * 65536))
     for x in everything:
         x["total"] = x["cost"] + penalty[x["slot"]]
+    return trees
+
+
+def draft(graph, slots, rows, noise=None, trees=None) -> Pool:
+    """trees: those of `grown`, if they are there already."""
+    trees = grown(graph, slots, noise) if trees is None else trees
+    everything = [x for nodes in trees.values() for x in nodes]
     everything.sort(key=lambda x: (x["total"], x["slot"], x["depth"], x["token"], x["rank"]))
     chosen = {id(x) for x in everything[: rows - len(trees)]}
 

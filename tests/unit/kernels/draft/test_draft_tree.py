@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from draft_model import draft
+from draft_model import draft, grown
 from helpers.checks.equal_fields import assert_equal_fields
 from helpers.kernels.draft_cases import (
     CONFIG,
@@ -18,7 +18,6 @@ from helpers.kernels.draft_cases import (
     random_prior,
     random_slots,
     start_greedily,
-    used_pool,
 )
 from helpers.kernels.draft_cases import PRIOR as PRIOR_CONFIG
 from helpers.oracles.graph_model import Graph
@@ -97,11 +96,11 @@ def test_equals_the_model(seed, count, extra):
 def test_equals_the_model_at_odd_sizes(seed):
     config, graph, slots = odd_case(random.Random(1000 + seed))
     live = int(slots.live.sum())
-    table = graph.table()
+    table, trees = graph.table(), grown(graph, slots)
     for extra in (0, 1, 17, 62, 63, 64, 65, 300):
         if live + extra:
             pool = draft_tree_ref(table, slots, live + extra, config)
-            assert_equal_fields(pool, draft(graph, slots, live + extra))
+            assert_equal_fields(pool, draft(graph, slots, live + extra, trees=trees))
             check_invariants(pool, slots)
 
 
@@ -126,9 +125,10 @@ def test_a_prior_equals_the_model(seed):
     of_prior = replace(PRIOR_CONFIG, successors=rng.choice([2, 8, 16]))
     graph.prior = random_prior(rng, of_prior, vocab, rng.choice([1, 25, 90]))
     slots = random_slots(rng, count, config, vocab, live=True)
+    trees = grown(graph, slots)
     for extra in (1, 17, 64, 300):
         pool = draft_tree_ref(graph.table(), slots, count + extra, config)
-        assert_equal_fields(pool, draft(graph, slots, count + extra))
+        assert_equal_fields(pool, draft(graph, slots, count + extra, trees=trees))
         check_invariants(pool, slots)
 
 
@@ -160,9 +160,10 @@ def test_ties_go_by_slot_depth_token_and_parent(seed):
     rng = random.Random(seed)
     graph = random_graph(rng, weights=[4096], vocab=4, groups=(11,))
     slots = equal_slots(rng, 6, vocab=4, groups=(11,))
+    trees = grown(graph, slots)
     for rows in (7, 10, 17, 40):
         pool = draft_tree_ref(graph.table(), slots, rows, CONFIG)
-        assert_equal_fields(pool, draft(graph, slots, rows))
+        assert_equal_fields(pool, draft(graph, slots, rows, trees=trees))
     assert len(pool.cost.unique()) < rows / 2
 
 
@@ -234,16 +235,6 @@ def test_noise_in_place_of_the_keyed_one():
     assert_equal_fields(pool, draft(graph, slots, 30, one))
     keyed = draft_tree_ref(graph.table(), slots, 30, CONFIG)
     assert not torch.equal(pool.token, keyed.token)
-
-
-def test_out_is_overwritten_whole():
-    rng = random.Random(6)
-    graph = random_graph(rng)
-    slots = random_slots(rng, 5, live=True)
-    want = draft_tree_ref(graph.table(), slots, 40, CONFIG)
-    out = used_pool(40, 5)
-    assert draft_tree_ref(graph.table(), slots, 40, CONFIG, out=out) is out
-    assert_equal_fields(out, want)
 
 
 def test_coupled_scores_favour_what_the_noise_will_draw():

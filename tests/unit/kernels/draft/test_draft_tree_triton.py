@@ -42,19 +42,19 @@ def both(table, slots, rows, config=CONFIG):
     ("seed", "count", "extra", "changes"),
     [
         (0, 1, 1, {}),
-        (1, 1, 1, {}),
+        pytest.param(1, 1, 1, {}, marks=slow),
         (0, 3, 2, {"frontier": 1, "max_depth": 2}),
-        (1, 3, 2, {"frontier": 1, "max_depth": 2}),
+        pytest.param(1, 3, 2, {"frontier": 1, "max_depth": 2}, marks=slow),
         (0, 5, 0, {}),
         (0, 7, 23, {"frontier": 3, "beta": 1.0}),
-        (1, 7, 23, {"frontier": 3, "beta": 1.0}),
+        pytest.param(1, 7, 23, {"frontier": 3, "beta": 1.0}, marks=slow),
         # more slots than a block, among them every kind of slot
-        (1, 19, 60, {"max_depth": 5}),
+        (1, 19, 60, {"max_depth": 3}),
         # more rows than nodes
         (0, 4, 400, {"frontier": 8}),
-        (1, 4, 400, {"frontier": 8}),
+        pytest.param(1, 4, 400, {"frontier": 8}, marks=slow),
         (0, 5, 40, {"min_prob": 0.01}),
-        (1, 5, 40, {"min_prob": 0.01}),
+        pytest.param(1, 5, 40, {"min_prob": 0.01}, marks=slow),
     ],
     ids=str,
 )
@@ -70,7 +70,7 @@ def test_equals_the_reference(poison, seed, count, extra, changes):
 @pytest.mark.parametrize("group_penalty", [1, pytest.param(8192, marks=slow), 131072])
 @pytest.mark.parametrize("count", [5, pytest.param(9, marks=slow)])
 def test_group_penalties_equal_the_reference(poison, count, group_penalty):
-    config = replace(CONFIG, group_penalty=group_penalty, max_depth=4)
+    config = replace(CONFIG, group_penalty=group_penalty, max_depth=3)
     rng = random.Random(count)
     graph = random_graph(rng, config, groups=(11,))
     slots = random_slots(rng, count, config, groups=(11,))
@@ -92,7 +92,7 @@ def test_group_penalties_equal_the_reference(poison, count, group_penalty):
 )
 def test_any_orders_and_successors(poison, orders, successors):
     rng = random.Random(5)
-    config = GraphConfig(orders=orders, capacity=256, ways=4, successors=successors, max_depth=5)
+    config = GraphConfig(orders=orders, capacity=256, ways=4, successors=successors, max_depth=3)
     graph = random_graph(rng, config, vocab=3)
     slots = random_slots(rng, 6, config, vocab=3, live=True)
     slots.max_new[:] = 99
@@ -118,7 +118,7 @@ def test_a_prior_equals_the_reference(poison, seed, orders, prior_orders, succes
         orders=orders,
         prior_orders=prior_orders,
         successors=successors,
-        max_depth=6,
+        max_depth=4,
         frontier=rng.choice([3, 8]),
     )
     graph = random_graph(rng, config, tokens=20)
@@ -136,7 +136,7 @@ def test_parts_of_a_prior_equal_the_reference(poison):
     slots.prior_part[:2] = torch.tensor([2, 1])
     table = graph.table()
     table.prior, _ = parts_of_prior(rng, vocab=9)
-    pool = both(table, slots, 60, replace(CONFIG, max_depth=6))
+    pool = both(table, slots, 60, replace(CONFIG, max_depth=4))
     assert (pool.source == SOURCE).any()
 
 
@@ -145,7 +145,7 @@ def test_ties_go_by_slot_depth_token_and_parent(poison):
     graph = random_graph(rng, weights=[4096], vocab=4, groups=(11,))
     slots = equal_slots(rng, 6, vocab=4, groups=(11,))
     for rows in (10, 40):
-        pool = both(graph.table(), slots, rows, replace(CONFIG, max_depth=6))
+        pool = both(graph.table(), slots, rows, replace(CONFIG, max_depth=4))
     assert len(pool.cost.unique()) < rows / 2
 
 
@@ -164,7 +164,7 @@ def test_roots_alone(poison, case):
     assert pool.slot_nodes.sum() == (0 if case == "no-live-slot" else 5)
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 9])
+@pytest.mark.parametrize("nodes", [0, pytest.param(1, marks=slow), 9])
 def test_fewer_nodes_than_rows(poison, nodes):
     table = random_graph(random.Random(3)).table()
     slots = random_slots(random.Random(2), 5, live=True)

@@ -184,7 +184,7 @@ def test_no_live_slot():
     assert not got.accept_count.any()
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize(
     "with_snapshot", [(False, False), (True, False), (False, True), (True, True)]
 )
