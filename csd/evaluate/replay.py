@@ -27,7 +27,7 @@ from csd.graph.history import PastSample
 from csd.graph.registry import make_drafter
 from csd.kernels.common.noise import gumbel, philox_words_ref, prompt_key
 from csd.kernels.ops import reference
-from csd.kernels.texts import merge_ref, part_ref, spread_ref
+from csd.kernels.texts.reference import merge_ref, part_ref, spread_ref
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots

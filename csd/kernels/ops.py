@@ -33,7 +33,7 @@ from csd.kernels.states.delta_rule import (
 )
 from csd.kernels.table import graph_insert_ref, graph_insert_triton, insert_observed_triton
 from csd.kernels.table.observe import observe_ref, observe_triton
-from csd.kernels.texts import merge_ref, part_ref, representatives, spread_ref
+from csd.kernels.texts.reference import merge_ref, part_ref, representatives, spread_ref
 from csd.kernels.verify import decide_triton, token_logprobs_triton, verify_ref, verify_triton
 from csd.kernels.verify.advance_slots import advance_slots_ref, advance_slots_triton
 from csd.kernels.verify.reference_rows import log_sum_ref

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from csd.state.record import allocate, tensor
+
 # stands for any token in a pattern
 ANY = -2
 
@@ -46,30 +48,33 @@ class Rules:
     and B ends, the last tokens in order of the nodes at which they are banned.
     """
 
-    of: torch.Tensor  # [S] int64, the set of the slot's sample
-    prompt: torch.Tensor  # [S, P] int32, the end of its prompt, right-aligned, -1 before
-    opened: torch.Tensor  # [S] bool, whether it leaves a thought open
-    # [S] int32, 1 + the sample's first place that allowed no token, negative if a logit there was
-    # NaN or +inf; else 0
-    empty: torch.Tensor
-    bias: torch.Tensor  # [R, V], added to logits: -inf is a ban
-    word_edges: torch.Tensor  # [R, E] int64, keys by `word_edge`, ascending over all rows
-    word_starts: torch.Tensor  # [R, E + 2] int64, the first end of each node, and of one more
-    word_ends: torch.Tensor  # [R, B] int32
     word: int  # tokens of the longest banned sequence
     word_hits: int  # most tokens that banned sequences ban in a row
-    ngram: torch.Tensor  # [R] int64, tokens of an n-gram that must not be repeated, 0 is off
-    presence: torch.Tensor  # [R] float64
-    frequency: torch.Tensor  # [R] float64
-    thought: torch.Tensor  # [R] int64, most tokens of thought, -1 is off
+    of: torch.Tensor = tensor("S", torch.int64)  # the set of the slot's sample
+    prompt: torch.Tensor = tensor("S P", fill=-1)  # its prompt's end, right-aligned, -1 before
+    opened: torch.Tensor = tensor("S", torch.bool)  # whether it leaves a thought open
+    # 1 + the sample's first place that allowed no token, negative if a logit there was NaN or +inf;
+    # else 0
+    empty: torch.Tensor = tensor("S")
+    bias: torch.Tensor = tensor("R V", None)  # added to logits: -inf is a ban
+    # keys by `word_edge`, ascending over all rows; in a new record those of `no_edges`
+    word_edges: torch.Tensor = tensor("R E", torch.int64)
+    # the first end of each node, and of one more
+    word_starts: torch.Tensor = tensor("R E+2", torch.int64)
+    word_ends: torch.Tensor = tensor("R B", fill=-1)
+    # tokens of an n-gram that must not be repeated, 0 is off
+    ngram: torch.Tensor = tensor("R", torch.int64)
+    presence: torch.Tensor = tensor("R", torch.float64)
+    frequency: torch.Tensor = tensor("R", torch.float64)
+    thought: torch.Tensor = tensor("R", torch.int64, -1)  # most tokens of thought, -1 is off
     # the tags that begin and end a thought, as `csd.kernels.verify.rules.rows` searches for
-    # them; V is 1 without a budget of thought
-    tag_kinds: torch.Tensor  # [R, 2, V] int16, index of a token's step
-    tag_steps: torch.Tensor  # [R, 2, 5, C] int32, the different steps, by field
-    tag_length: torch.Tensor  # [R, 2] int64, symbols of each tag
-    close: torch.Tensor  # [R, X] int32, tokens forced to end it, left-aligned, -1 after them
-    # [R, Y] int32, the token that continues the end tag after each number of its symbols, or -1
-    rests: torch.Tensor
+    # them; K is V, or 1 without a budget of thought
+    tag_kinds: torch.Tensor = tensor("R 2 K", torch.int16)  # index of a token's step
+    tag_steps: torch.Tensor = tensor("R 2 5 C")  # the different steps, by field
+    tag_length: torch.Tensor = tensor("R 2", torch.int64, 1)  # symbols of each tag
+    close: torch.Tensor = tensor("R X", fill=-1)  # forced to end it, left-aligned, -1 after them
+    # the token that continues the end tag after each number of its symbols, or -1
+    rests: torch.Tensor = tensor("R Y", fill=-1)
 
     @classmethod
     def empty_of(
@@ -90,31 +95,11 @@ class Rules:
         words: E, B, `word` and `word_hits`. dtype: that of the changed logits.
         """
         E, B, word, hits = words
-
-        def full(*shape: int, fill: float = 0, kind: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.full(shape, fill, dtype=kind, device=device)
-
-        return cls(
-            of=full(slots, kind=torch.int64),
-            prompt=full(slots, prompt, fill=-1),
-            opened=full(slots, kind=torch.bool),
-            empty=full(slots),
-            bias=full(sets, vocab, kind=dtype),
-            word_edges=no_edges(torch.arange(sets, device=device), E, vocab),
-            word_starts=full(sets, E + 2, kind=torch.int64),
-            word_ends=full(sets, B, fill=-1),
-            word=word,
-            word_hits=hits,
-            ngram=full(sets, kind=torch.int64),
-            presence=full(sets, kind=torch.float64),
-            frequency=full(sets, kind=torch.float64),
-            thought=full(sets, fill=-1, kind=torch.int64),
-            tag_kinds=full(sets, 2, vocab if tags[0] else 1, kind=torch.int16),
-            tag_steps=full(sets, 2, 5, tags[1]),
-            tag_length=full(sets, 2, fill=1, kind=torch.int64),
-            close=full(sets, marks, fill=-1),
-            rests=full(sets, max(tags[0], 1), fill=-1),
-        )
+        sizes = {"S": slots, "P": prompt, "R": sets, "V": vocab, "E": E, "B": B, "X": marks}
+        sizes |= {"K": vocab if tags[0] else 1, "C": tags[1], "Y": max(tags[0], 1)}
+        made = allocate(cls, sizes, device, dtype, filled=True)
+        made["word_edges"] = no_edges(torch.arange(sets, device=device), E, vocab)
+        return cls(**made, word=word, word_hits=hits)
 
 
 def word_edge(

@@ -76,8 +76,9 @@ def allocate(
     for name, (dims, kind, fill) in declared(record).items():
         # nearly all dimensions are letters
         shape: list[Any] = [sizes[d] if d in sizes else _size(d, sizes) for d in dims]
-        made[name] = torch.empty(shape, dtype=kind or dtype, device=device)
-        if filled:
+        new = torch.zeros if filled and not fill else torch.empty
+        made[name] = new(shape, dtype=kind or dtype, device=device)
+        if filled and fill:
             made[name].fill_(fill)
     return made
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 
 from csd.state.pool import MAX_DEPTH
+from csd.state.record import allocate, tensor
 
 CHUNK = 16
 # most committed tokens after a checkpoint; at least 1 + MAX_DEPTH but near the text's beginning
@@ -88,26 +89,27 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Convs:
-    """Inputs of L convolutions of one size, for S slots and M rows; W weights per channel."""
+    """Inputs of L convolutions of C channels, W weights each, for S slots and M rows."""
 
-    tail: torch.Tensor  # [L, S, W - 1, channels], the last inputs
-    node: torch.Tensor  # [L, M, channels], the inputs of a step's nodes
+    tail: torch.Tensor = tensor("L S w C", None)  # the last w = W - 1 inputs
+    node: torch.Tensor = tensor("L M C", None)  # the inputs of a step's nodes
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """L states of one size, for S slots and M rows; Hk key heads, H heads; at least float32.
+    """L states of one size, for S slots and M rows; at least float32.
 
-    A token with its update changes the state to decay * state + key update^T.
+    Hk key heads, H heads; Dk numbers of a key, Dv of a value. A token with its update changes the
+    state to decay * state + key update^T.
     """
 
-    state: torch.Tensor  # [L, S, H, key_dim, value_dim], at the slots' checkpoints
-    key: torch.Tensor  # [L, S, TAIL, Hk, key_dim]
-    update: torch.Tensor  # [L, S, TAIL, H, value_dim]
-    decay: torch.Tensor  # [L, S, TAIL, H]
-    node_key: torch.Tensor  # [L, M, Hk, key_dim]
-    node_update: torch.Tensor  # [L, M, H, value_dim]
-    node_decay: torch.Tensor  # [L, M, H]
+    state: torch.Tensor = tensor("L S H Dk Dv", None)  # at the slots' checkpoints
+    key: torch.Tensor = tensor(f"L S {TAIL} Hk Dk", None)
+    update: torch.Tensor = tensor(f"L S {TAIL} H Dv", None)
+    decay: torch.Tensor = tensor(f"L S {TAIL} H", None)
+    node_key: torch.Tensor = tensor("L M Hk Dk", None)
+    node_update: torch.Tensor = tensor("L M H Dv", None)
+    node_decay: torch.Tensor = tensor("L M H", None)
 
     def tails(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """Pairs of a nodes' tensor and the tail that accepted rows of it are copied to."""
@@ -138,17 +140,13 @@ class StateMemory:
         self.conv_at, convs = _by_size(sizes.convs)
         self.state_at, states = _by_size(sizes.states)
 
-        def zeros(kind: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-            return [torch.zeros(shape, dtype=kind, device=device) for shape in shapes]
-
         for conv, L in convs:
-            tail, node = (L, slots, conv.width - 1, conv.channels), (L, rows, conv.channels)
-            self.convs.append(Convs(*zeros(dtype, tail, node)))
-        for size, L in states:
-            Hk, H, Dk, Dv = size.key_heads, size.heads, size.key_dim, size.value_dim
-            of_token = (Hk, Dk), (H, Dv), (H,)
-            tails, nodes = ([(*at, *x) for x in of_token] for at in ((L, slots, TAIL), (L, rows)))
-            self.states.append(States(*zeros(wide(dtype), (L, slots, H, Dk, Dv), *tails, *nodes)))
+            size = {"L": L, "S": slots, "M": rows, "w": conv.width - 1, "C": conv.channels}
+            self.convs.append(Convs(**allocate(Convs, size, device, dtype, filled=True)))
+        for state, L in states:
+            size = {"L": L, "S": slots, "M": rows, "Hk": state.key_heads, "H": state.heads}
+            size |= {"Dk": state.key_dim, "Dv": state.value_dim}
+            self.states.append(States(**allocate(States, size, device, wide(dtype), filled=True)))
         # the slots' checkpoints, and the checkpoint of a prompt, which the host sets
         self.base = torch.zeros(slots, dtype=torch.int32, device=device)
         self.prompt_base = 0

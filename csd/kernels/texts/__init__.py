@@ -17,7 +17,3 @@ only below one that it also drafts. A class of one has its member's tree as it i
 Every member walks the whole tree with its own noise and filters, so members that draw the same
 tokens stay together. Classes follow from accepted tokens alone.
 """
-
-from csd.kernels.texts.reference import merge_ref, part_ref, representatives, spread_ref
-
-__all__ = ["merge_ref", "part_ref", "representatives", "spread_ref"]

@@ -164,11 +164,9 @@ def _followed(
         row = np.flatnonzero(pool.slot.numpy() >= 0) if row is None else row
         slot = pool.slot.numpy()[row].astype(np.int64)
     M, V, S = pool.rows, logits.shape[1], slots.count
-    verdict = empty_verdict(M if given is None else row.size, S, logits.device, wide)
-    out, out_sizes = (
-        VERDICT.addresses(verdict, wide),
-        Sizes(M=verdict.sample.shape[0], S=S, A=ACCEPT),
-    )
+    rows = M if given is None else row.size
+    verdict = empty_verdict(rows, S, logits.device, wide)
+    out, out_sizes = VERDICT.addresses(verdict, wide), Sizes(M=rows, S=S, A=ACCEPT)
     bad = np.empty(row.size, np.bool_)
     _begin(out_sizes, out, LIKE[wide])
     _follow(

@@ -9,8 +9,8 @@ from helpers.kernels.draft_cases import CONFIG, odd_case, random_slots
 
 from csd.engine.requests.slot_edits import join_classes
 from csd.kernels.draft import draft_tree_ref
-from csd.kernels.texts import cpu, merge_ref, part_ref, representatives, spread_ref
-from csd.kernels.texts.reference import sum_cost
+from csd.kernels.texts import cpu
+from csd.kernels.texts.reference import merge_ref, part_ref, representatives, spread_ref, sum_cost
 from csd.state.pool import COST_ONE, MAX_NODES, Pool
 from csd.state.pool_builder import prune
 from csd.state.verdict import empty_verdict

@@ -227,29 +227,37 @@ def test_which_operations_they_stand_for():
     assert ops.verify is loops.verify and ops.advance_slots is reference().advance_slots
 
 
+@pytest.fixture(scope="module")
+def engines(checkpoint):
+    """An engine that verifies paths and decides in one call, and one that verifies all rows."""
+    with (
+        csd.Engine(checkpoint("llama"), max_slots=5) as together,
+        csd.Engine(checkpoint("llama"), max_slots=5) as apart,
+    ):
+        if "decide" not in together.ops.fused:
+            pytest.skip("an engine on this CPU runs no loops")
+        fused = {"forward": apart.ops.fused["forward"]}
+        apart.ops = replace(apart.ops, verify=loops.verify_all, fused=fused)
+        yield together, apart
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"temperature": 0.0}, {"top_p": 0.8}, {"min_new_tokens": 9}, {"repetition_penalty": 1.2}],
     ids=["plain", "greedy", "top-p", "end tokens later", "penalty"],
 )
-def test_an_engine_samples_the_same_without_them(checkpoint, monkeypatch, options):
+def test_an_engine_samples_the_same_without_them(engines, monkeypatch, options):
     found, calls = [], []
     decided = decide._finish
     monkeypatch.setattr(decide, "_finish", lambda *args: (calls.append(1), decided(*args)))
-    for apart in (False, True):
-        with csd.Engine(checkpoint("llama"), max_slots=5) as made:
-            if "decide" not in made.ops.fused:
-                pytest.skip("an engine on this CPU runs no loops")
-            if apart:
-                fused = {"forward": made.ops.fused["forward"]}
-                made.ops = replace(made.ops, verify=loops.verify_all, fused=fused)
-                calls.clear()
-            found.append(
-                csd.generate(
-                    made, [5, 6, 7], num_samples=5, seed=1, max_new_tokens=40, budget=12, **options
-                )
+    for engine, finishes in zip(engines, (True, False), strict=True):
+        calls.clear()
+        found.append(
+            csd.generate(
+                engine, [5, 6, 7], num_samples=5, seed=1, max_new_tokens=24, budget=12, **options
             )
-        assert bool(calls) != apart
+        )
+        assert bool(calls) == finishes
     assert found[0].tokens == found[1].tokens
     assert found[0].logprobs == found[1].logprobs
     assert found[0].stats.nodes_proposed > 0
