@@ -80,7 +80,7 @@ def _mistral(text: str, at: int, schemas: Mapping[str, Any]) -> Found:
             _, end = members_at(text, head.end())
         except ValueError:
             break
-        members = {"name": (head[1], ""), "arguments": ({}, text[head.end() : end])}
+        members: dict[str, Any] = {"name": (head[1], ""), "arguments": ({}, text[head.end() : end])}
         call = call_of_object(members, schemas, marked=True)
         parts.append(text[at:end] if call is None else call)
         at, marked = end, False
