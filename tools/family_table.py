@@ -9,6 +9,7 @@ decoder where it takes it, else the module, admitted or refused. The table of fi
 """
 
 import argparse
+import inspect
 import re
 import warnings
 from pathlib import Path
@@ -86,7 +87,9 @@ def table_of_files() -> str:
     for name, kind in ARCHITECTURES.items():
         families = ", ".join(kind.families)
         # those that change a model; others must have a value that changes nothing
-        keys = ", ".join(f"`{key}`" for key in sorted({*kind.keys, *kind.read}))
+        finish = inspect.getsource(kind.finish)
+        read = {key for key in kind.neutral if f'"{key}"' in finish}
+        keys = ", ".join(f"`{key}`" for key in sorted({*kind.keys, *read}))
         lines.append(f"| {name} | {families} | {keys} |")
     return "\n".join(lines)
 

@@ -60,11 +60,7 @@ def weights(
 
 
 # parts of one product of a decoder, which are all kept or all unpacked
-PRODUCTS = (
-    ("attn_q", "attn_k", "attn_v"),
-    ("ffn_gate", "ffn_up"),
-    ("ffn_gate_exps", "ffn_up_exps"),
-)
+_PRODUCTS = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps")
 
 
 def _kept(tensors: list[Tensor]) -> set[str]:
@@ -73,7 +69,7 @@ def _kept(tensors: list[Tensor]) -> set[str]:
     unpacked = {name for name, t in matrices.items() if not is_multiplied(t)}
     for name in [*unpacked]:
         *layer, part, end = name.split(".")
-        unpacked |= {".".join((*layer, p, end)) for ps in PRODUCTS if part in ps for p in ps}
+        unpacked |= {".".join((*layer, p, end)) for ps in _PRODUCTS if part in ps for p in ps}
     larger = [t for n, t in matrices.items() if n in unpacked and t.bytes < 4 * prod(t.shape)]
     if larger:
         kinds = Counter(t.kind.name for t in larger)
@@ -144,13 +140,11 @@ def _check(tensors: list[Tensor], places: dict[str, Place], config: Any) -> None
     if missing := sorted(want.keys() - have.keys()):
         raise ValueError(f"it lacks the tensors {_some(missing)} of {model}")
     if beyond := sorted(have.keys() - want.keys()):
-        text = f"it has tensors that {model} does not use"
-        raise ValueError(f"{text}: {_some(beyond)}")
+        raise ValueError(f"it has tensors that {model} does not use: {_some(beyond)}")
     for name, shape in want.items():
         if have[name] != shape:
-            raise ValueError(
-                f"its {name} must have shape {shape} according to its keys, got {have[name]}"
-            )
+            text = f"its {name} must have shape {shape} according to its keys"
+            raise ValueError(f"{text}, got {have[name]}")
 
 
 def _some(names: list[str]) -> str:

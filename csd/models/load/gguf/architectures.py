@@ -13,9 +13,7 @@ from csd.models.fused.rope import FULL, LOCAL
 
 Fields = dict[str, Any]
 Neutral = Callable[[Any, Fields], bool]
-# names in the module, below `model.layers.i.`, with the shapes of the weights
 Shape = tuple[int, ...]
-Tensors = dict[str, tuple[str, Shape]]
 
 
 def one_of(*values: object) -> Neutral:
@@ -30,10 +28,9 @@ class Architecture:
     that of the `transformers` config. whole, real: further key -> field of the config that it
     becomes, a whole or any number above 0. defaults: fields whose keys a file may leave out.
     neutral: further key -> function that is True if csd computes with a value, or it changes
-    nothing. read: of these, the keys with which csd computes. finish: changes the fields by them,
-    given the keys below the architecture and the factors of LongRoPE. tensors: of a layer,
-    for a config; a name in the module that several have is of one matrix, which they fill in order.
-    shift: added to weights of norms in the file.
+    nothing. finish: changes the fields by them, given the keys below the architecture and the
+    factors of LongRoPE. groups: names in `_GROUPS` of a layer's tensors. shift: added to weights of
+    norms in the file.
     """
 
     families: tuple[str, ...]
@@ -41,9 +38,8 @@ class Architecture:
     real: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     neutral: Mapping[str, Neutral] = field(default_factory=dict)
-    read: tuple[str, ...] = ()
     finish: Callable[[Fields, dict, dict[str, list[float]]], None] = lambda *_: None
-    tensors: Callable[[Any], Tensors] = lambda c: norms(c) | qkv(c) | mlp(c)
+    groups: tuple[str, ...] = ("norms", "qkv", "mlp")
     paired: bool = False  # rotary embedding pairs neighbouring rows of queries and keys in the file
     scaled: bool = False  # the config has the rotary embedding's scaling
     shift: float = 0.0
@@ -53,84 +49,71 @@ class Architecture:
         """Further keys and their fields."""
         return {**self.whole, **self.real}
 
+    def tensors(self, c: Any) -> dict[str, tuple[str, Shape]]:
+        """A layer's tensors in the file, with their names in the module and shapes, for a config.
 
-def _sizes(c: Any) -> tuple[int, int, int, int]:
-    """Widths of the hidden state, of queries, of keys, and of the feed-forward layer."""
-    D = c.head_dim
-    return c.hidden_size, c.num_attention_heads * D, c.num_key_value_heads * D, c.intermediate_size
-
-
-def norms(c: Any) -> Tensors:
-    return {
-        "attn_norm.weight": ("input_layernorm.weight", (c.hidden_size,)),
-        "ffn_norm.weight": ("post_attention_layernorm.weight", (c.hidden_size,)),
-    }
-
-
-def both_norms(c: Any) -> Tensors:
-    """Norms before and after attention and feed-forward layer."""
-    return {
-        "attn_norm.weight": ("input_layernorm.weight", (c.hidden_size,)),
-        "post_attention_norm.weight": ("post_attention_layernorm.weight", (c.hidden_size,)),
-        "ffn_norm.weight": ("pre_feedforward_layernorm.weight", (c.hidden_size,)),
-        "post_ffw_norm.weight": ("post_feedforward_layernorm.weight", (c.hidden_size,)),
-    }
+        A name in the module that several have is of one matrix, which they fill in order.
+        """
+        q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        sizes = dict(hidden=c.hidden_size, head=c.head_dim, q=q, kv=kv, qkv=q + 2 * kv)
+        sizes |= dict(width=c.intermediate_size, both=2 * c.intermediate_size)
+        if "experts" in self.groups:
+            sizes |= dict(experts=c.num_experts, expert=c.moe_intermediate_size)
+        return {
+            name: (place, tuple(sizes[size] for size in shape.split()))
+            for group in self.groups
+            for name, place, shape in _GROUPS[group]
+        }
 
 
-def qkv(c: Any) -> Tensors:
-    hidden, q, kv, _ = _sizes(c)
-    return {
-        "attn_q.weight": ("self_attn.q_proj.weight", (q, hidden)),
-        "attn_k.weight": ("self_attn.k_proj.weight", (kv, hidden)),
-        "attn_v.weight": ("self_attn.v_proj.weight", (kv, hidden)),
-        "attn_output.weight": ("self_attn.o_proj.weight", (hidden, q)),
-    }
-
-
-def qkv_biases(c: Any) -> Tensors:
-    _, q, kv, _ = _sizes(c)
-    return {
-        "attn_q.bias": ("self_attn.q_proj.bias", (q,)),
-        "attn_k.bias": ("self_attn.k_proj.bias", (kv,)),
-        "attn_v.bias": ("self_attn.v_proj.bias", (kv,)),
-    }
-
-
-def qk_norms(c: Any) -> Tensors:
-    return {
-        "attn_q_norm.weight": ("self_attn.q_norm.weight", (c.head_dim,)),
-        "attn_k_norm.weight": ("self_attn.k_norm.weight", (c.head_dim,)),
-    }
-
-
-def mlp(c: Any) -> Tensors:
-    hidden, _, _, width = _sizes(c)
-    return {
-        "ffn_gate.weight": ("mlp.gate_proj.weight", (width, hidden)),
-        "ffn_up.weight": ("mlp.up_proj.weight", (width, hidden)),
-        "ffn_down.weight": ("mlp.down_proj.weight", (hidden, width)),
-    }
-
-
-def experts(c: Any) -> Tensors:
-    hidden, width, count = c.hidden_size, c.moe_intermediate_size, c.num_experts
-    return {
-        "ffn_gate_inp.weight": ("mlp.gate.weight", (count, hidden)),
-        "ffn_gate_exps.weight": ("mlp.experts.gate_up_proj", (count, width, hidden)),
-        "ffn_up_exps.weight": ("mlp.experts.gate_up_proj", (count, width, hidden)),
-        "ffn_down_exps.weight": ("mlp.experts.down_proj", (count, hidden, width)),
-    }
-
-
-def joined(c: Any) -> Tensors:
-    """Queries, keys and values in one matrix, and both halves of the feed-forward layer."""
-    hidden, q, kv, width = _sizes(c)
-    return {
-        "attn_qkv.weight": ("self_attn.qkv_proj.weight", (q + 2 * kv, hidden)),
-        "attn_output.weight": ("self_attn.o_proj.weight", (hidden, q)),
-        "ffn_up.weight": ("mlp.gate_up_proj.weight", (2 * width, hidden)),
-        "ffn_down.weight": ("mlp.down_proj.weight", (hidden, width)),
-    }
+# groups of a layer's tensors: names in the file and in the module below `model.layers.i.`, and
+# dimensions by their names in `Architecture.tensors`
+_GROUPS = {
+    "norms": (
+        ("attn_norm.weight", "input_layernorm.weight", "hidden"),
+        ("ffn_norm.weight", "post_attention_layernorm.weight", "hidden"),
+    ),
+    # before and after attention and feed-forward layer
+    "both_norms": (
+        ("attn_norm.weight", "input_layernorm.weight", "hidden"),
+        ("post_attention_norm.weight", "post_attention_layernorm.weight", "hidden"),
+        ("ffn_norm.weight", "pre_feedforward_layernorm.weight", "hidden"),
+        ("post_ffw_norm.weight", "post_feedforward_layernorm.weight", "hidden"),
+    ),
+    "qkv": (
+        ("attn_q.weight", "self_attn.q_proj.weight", "q hidden"),
+        ("attn_k.weight", "self_attn.k_proj.weight", "kv hidden"),
+        ("attn_v.weight", "self_attn.v_proj.weight", "kv hidden"),
+        ("attn_output.weight", "self_attn.o_proj.weight", "hidden q"),
+    ),
+    "qkv_biases": (
+        ("attn_q.bias", "self_attn.q_proj.bias", "q"),
+        ("attn_k.bias", "self_attn.k_proj.bias", "kv"),
+        ("attn_v.bias", "self_attn.v_proj.bias", "kv"),
+    ),
+    "qk_norms": (
+        ("attn_q_norm.weight", "self_attn.q_norm.weight", "head"),
+        ("attn_k_norm.weight", "self_attn.k_norm.weight", "head"),
+    ),
+    "mlp": (
+        ("ffn_gate.weight", "mlp.gate_proj.weight", "width hidden"),
+        ("ffn_up.weight", "mlp.up_proj.weight", "width hidden"),
+        ("ffn_down.weight", "mlp.down_proj.weight", "hidden width"),
+    ),
+    "experts": (
+        ("ffn_gate_inp.weight", "mlp.gate.weight", "experts hidden"),
+        ("ffn_gate_exps.weight", "mlp.experts.gate_up_proj", "experts expert hidden"),
+        ("ffn_up_exps.weight", "mlp.experts.gate_up_proj", "experts expert hidden"),
+        ("ffn_down_exps.weight", "mlp.experts.down_proj", "experts hidden expert"),
+    ),
+    # queries, keys and values in one matrix, and both halves of the feed-forward layer
+    "joined": (
+        ("attn_qkv.weight", "self_attn.qkv_proj.weight", "qkv hidden"),
+        ("attn_output.weight", "self_attn.o_proj.weight", "hidden q"),
+        ("ffn_up.weight", "mlp.gate_up_proj.weight", "both hidden"),
+        ("ffn_down.weight", "mlp.down_proj.weight", "hidden width"),
+    ),
+}
 
 
 def _experts(fields: Fields, own: dict, _: dict) -> None:
@@ -224,14 +207,8 @@ _SCALE: dict[str, Neutral] = {
 ARCHITECTURES = {
     # rows of queries and keys are in the order of Meta's own files
     "llama": Architecture(("llama", "mistral"), paired=True),
-    "qwen2": Architecture(
-        ("qwen2",),
-        tensors=lambda c: norms(c) | qkv(c) | qkv_biases(c) | mlp(c),
-    ),
-    "qwen3": Architecture(
-        ("qwen3",),
-        tensors=lambda c: norms(c) | qkv(c) | qk_norms(c) | mlp(c),
-    ),
+    "qwen2": Architecture(("qwen2",), groups=("norms", "qkv", "qkv_biases", "mlp")),
+    "qwen3": Architecture(("qwen3",), groups=("norms", "qkv", "qk_norms", "mlp")),
     "qwen3moe": Architecture(
         ("qwen3_moe",),
         whole={
@@ -243,7 +220,7 @@ ARCHITECTURES = {
         # weights of a token's experts are always a softmax with sum 1
         neutral={"expert_weights_norm": one_of(1), "expert_gating_func": one_of(0, 1)},
         finish=_experts,
-        tensors=lambda c: norms(c) | qkv(c) | qk_norms(c) | experts(c),
+        groups=("norms", "qkv", "qk_norms", "experts"),
     ),
     "phi3": Architecture(
         ("phi3",),
@@ -263,14 +240,8 @@ ARCHITECTURES = {
                 or (value == "longrope" and fields["rope_parameters"]["rope_type"] == value)
             ),
         },
-        read=(
-            "attention.sliding_window",
-            "rope.dimension_count",
-            "rope.scaling.attn_factor",
-            "rope.scaling.original_context_length",
-        ),
         finish=_phi3,
-        tensors=lambda c: norms(c) | joined(c),
+        groups=("norms", "joined"),
     ),
     "gemma2": Architecture(
         ("gemma2",),
@@ -286,7 +257,7 @@ ARCHITECTURES = {
         },
         neutral=_SCALE | {"attention.sliding_window_pattern": one_of(2)},
         finish=_gemma2,
-        tensors=lambda c: both_norms(c) | qkv(c) | mlp(c),
+        groups=("both_norms", "qkv", "mlp"),
         shift=1.0,
     ),
     "gemma3": Architecture(
@@ -298,14 +269,8 @@ ARCHITECTURES = {
             "final_logit_softcapping": _is_number,
             "rope.freq_base_swa": lambda value, fields: _is_number(value, fields) and value > 0,
         },
-        read=(
-            "attention.sliding_window",
-            "attention.sliding_window_pattern",
-            "final_logit_softcapping",
-            "rope.freq_base_swa",
-        ),
         finish=_gemma3,
-        tensors=lambda c: both_norms(c) | qkv(c) | qk_norms(c) | mlp(c),
+        groups=("both_norms", "qkv", "qk_norms", "mlp"),
         scaled=True,
         shift=1.0,
     ),

@@ -96,6 +96,11 @@ class Header:
     tensors: list[Tensor]
 
 
+def below(keys: dict[str, Any], start: str) -> dict[str, Any]:
+    """The keys that begin with `start`, without it."""
+    return {key.removeprefix(start): v for key, v in keys.items() if key.startswith(start)}
+
+
 def header_of(path: str) -> Header:
     """The header of the file at `path`. Raises ValueError, `CutFile` if the file ends too early.
 

@@ -14,6 +14,7 @@ from csd.models.load.gguf.architectures import (
     linear_factor,
     one_of,
 )
+from csd.models.load.gguf.header import below
 
 # key after `<architecture>.` -> field of the config
 USED = {
@@ -128,10 +129,8 @@ def config_fields(
     """
     architecture = keys.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(
-            f"its general.architecture={architecture!r} is not supported, of files only {known}"
-        )
+        text = f"its general.architecture={architecture!r} is not supported, of files only"
+        raise ValueError(f"{text} {', '.join(ARCHITECTURES)}")
     differs, own = ARCHITECTURES[architecture], own_keys(keys)
     fields: Fields = {"model_type": differs.families[0], "vocab_size": vocab, "pad_token_id": None}
     fields |= {name: value for name, value in differs.defaults.items() if value is not None}
@@ -152,18 +151,15 @@ def config_fields(
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     try:
         differs.finish(fields, own, factors or {})
-    except (TypeError, ValueError, ArithmeticError):
-        # a value of another kind than the key's, which is named
+    finally:
+        # also after an error: a value of another kind than the key's is named
         _refuse(keys, architecture, own, fields)
-        raise
-    _refuse(keys, architecture, own, fields)
     return fields
 
 
 def own_keys(keys: dict[str, Any]) -> dict[str, Any]:
     """The keys below the file's architecture, without its name."""
-    start = f"{keys.get('general.architecture')}."
-    return {key.removeprefix(start): v for key, v in keys.items() if key.startswith(start)}
+    return below(keys, f"{keys.get('general.architecture')}.")
 
 
 def frequency_divisor(keys: dict[str, Any]) -> float:

@@ -11,13 +11,13 @@ the file gives these tokens.
 """
 
 import json
-from collections.abc import Iterator
+import math
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from csd.models.load.gguf.header import ByteTexts, header_of
+from csd.models.load.gguf.header import ByteTexts, below, header_of
 
 # pre-tokenizers (`tokenizer.ggml.pre`) that take whole words of the vocabulary without merges, and
 # that prepend the beginning token if the file has no flag for it
@@ -66,7 +66,7 @@ def complete(tokenizer: Any, path: str) -> None:
     """Add the missing parts to `tokenizer`. Raises ValueError for an unsupported pre-tokenizer."""
     keys = header_of(path).keys
     short = {n: value for n, value in keys.items() if not isinstance(value, list | ByteTexts)}
-    file = {n.removeprefix("tokenizer.ggml."): v for n, v in short.items()}
+    file = below(short, "tokenizer.ggml.")
     if file.get("model") == "gpt2":
         _split(tokenizer, file.get("pre"))
         _restore_special(tokenizer, keys, file.get("pre") in _WHOLE_WORDS)
@@ -79,7 +79,9 @@ def complete(tokenizer: Any, path: str) -> None:
     if tokenizer.bos_token is not None:
         tokenizer.add_bos_token = file.get("add_bos_token", starts)
     tokenizer.update_post_processor()
-    _name_templates(tokenizer, short)
+    if named := below(short, "tokenizer.chat_template."):
+        plain = tokenizer.chat_template
+        tokenizer.chat_template = named | ({} if plain is None else {"default": plain})
 
 
 def _split(tokenizer: Any, pre: str | None) -> None:
@@ -137,17 +139,6 @@ def _put_spaces(tokenizer: Any, first: bool) -> None:
     backend.pre_tokenizer = None
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * first)
-
-
-def _name_templates(tokenizer: Any, short: dict[str, Any]) -> None:
-    named = {
-        key.removeprefix("tokenizer.chat_template."): text
-        for key, text in short.items()
-        if key.startswith("tokenizer.chat_template.")
-    }
-    if named:
-        plain = tokenizer.chat_template
-        tokenizer.chat_template = named | ({} if plain is None else {"default": plain})
 
 
 _ENDS = {
@@ -211,10 +202,10 @@ def generation_config(keys: dict[str, Any], tokens: Any) -> Any:
     """
     from transformers import GenerationConfig
 
-    size = len(tokens) if tokens is not None else None
-    ids = {
-        name: value for name in (*_IDS, *_FILL_IN) if (value := _id(keys, name, size)) is not None
-    }
+    size = len(tokens) if tokens is not None else math.inf
+    ids = {name: keys.get(f"tokenizer.ggml.{name}") for name in (*_IDS, *_FILL_IN)}
+    # an id outside of the vocabulary counts as missing, as in llama.cpp
+    ids = {name: id for name, id in ids.items() if id is not None and 0 <= id < size}
     return GenerationConfig(
         bos_token_id=ids.get("bos_token_id"),
         eos_token_id=sorted(_ends(keys, ids, tokens)) or None,
@@ -247,14 +238,7 @@ def with_beside(own: Any, path: Path) -> Any:
     return type(own).from_dict(own.to_dict() | values)
 
 
-def _id(keys: dict[str, Any], name: str, size: int | None) -> int | None:
-    """Token id under a key; None if it is missing or outside the vocabulary, as in llama.cpp."""
-    value = keys.get(f"tokenizer.ggml.{name}")
-    is_token = value is not None and value >= 0 and (size is None or value < size)
-    return value if is_token else None
-
-
-def _ends(keys: dict[str, Any], ids: dict[str, int], tokens: Any) -> set[int]:
+def _ends(keys: dict[str, Any], ids: dict[str, Any], tokens: Any) -> set[int]:
     ends = {id for name, id in ids.items() if name not in ("bos_token_id", "padding_token_id")}
     if tokens is None:
         return ends
@@ -264,36 +248,28 @@ def _ends(keys: dict[str, Any], ids: dict[str, int], tokens: Any) -> set[int]:
     looked_for = _ENDS.union(*(texts for key, texts in _FILL_IN.items() if key not in ids))
     known = {text.encode() for text in looked_for}
     known_ends = {i: text.decode() for i, text in enumerate(tokens) if text in known}
-    return (ends | known_ends.keys()) - set(_turns_within(known_ends))
-
-
-def _turns_within(ends: dict[int, str]) -> Iterator[int]:
-    """Ids of tokens that end only a part of a turn, if the vocabulary also has turn ends."""
-    texts = set(ends.values())
+    texts = {*known_ends.values()}
     calls = "<|call|>" in texts or "<|calls|>" in texts
+    # texts that end only a part of a turn, if the vocabulary also has turn ends
     parts = {
         "<|end|>": calls and ("<|return|>" in texts or "<|flush|>" in texts),
         "</s>": "<|tool_response>" in texts,
     }
-    for i, text in ends.items():
-        if parts.get(text):
-            yield i
+    return (ends | known_ends.keys()) - {i for i, text in known_ends.items() if parts.get(text)}
 
 
 def _sampling(keys: dict[str, Any]) -> dict[str, Any]:
-    values = {
-        key.removeprefix("general.sampling."): value
-        for key, value in keys.items()
-        if key.startswith("general.sampling.")
-    }
+    values = below(keys, "general.sampling.")
     if values.get("penalty_repeat", 1) == 1:
         values.pop("penalty_last_n", None)
     for name, value in values.items():
         off = _OTHER_SAMPLING.get(name, ())
         if name not in _SAMPLING and value not in off and ... not in off:
             raise ValueError(f"csd does not implement its general.sampling.{name}={value!r}")
-    options = {_SAMPLING[name]: value for name, value in values.items() if name in _SAMPLING}
-    for name in ("temperature", "top_k"):
-        # below 0, a temperature is greedy and top_k is off
-        options |= {name: max(0, options[name])} if name in options else {}
+    # below 0, a temperature is greedy and top_k is off
+    options = {
+        _SAMPLING[name]: max(0, value) if name in ("temp", "top_k") else value
+        for name, value in values.items()
+        if name in _SAMPLING
+    }
     return {"do_sample": True, **options} if options else {}
