@@ -19,6 +19,7 @@ import inspect
 import sys
 import threading
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -119,20 +120,15 @@ def own_function(module: Any, named: dict[str, Any]) -> tuple[str, Callable]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = _stock_attention_name(getattr(module, "config", None))
-    files = [vars(sys.modules[c.__module__]) for c in type(module).__mro__[:-1]]
-    eager = next(
-        (f["eager_attention_forward"] for f in files if "eager_attention_forward" in f), None
-    )
+    # names in the files of its class and of the bases, whose own come first
+    files = ChainMap(*(vars(sys.modules[c.__module__]) for c in type(module).__mro__[:-1]))
+    eager = files.get("eager_attention_forward")
     if name not in ("eager", "sdpa"):
         scored = named.get("softcap") is not None or named.get("s_aux") is not None
-        name = "eager" if scored and eager is not None else "sdpa"
+        name = "eager" if scored else "sdpa"
     if name == "eager" and eager is not None:
         return name, eager
-    functions = next(
-        (f["ALL_ATTENTION_FUNCTIONS"] for f in files if "ALL_ATTENTION_FUNCTIONS" in f),
-        ALL_ATTENTION_FUNCTIONS,
-    )
-    return "sdpa", functions["sdpa"]
+    return "sdpa", files.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)["sdpa"]
 
 
 @cache
@@ -153,21 +149,16 @@ def _attention(
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
     answer: PassAnswer | None = getattr(_thread, "answer", None)
-    if answer is None:
-        result = _stock_attention(module)(module, query, key, value, attention_mask, **named)
-        return result
-    args = AttentionArgs(module, query, key, value, attention_mask, named)
-    return answer.attention(args), None
-
-
-def _stock_attention(module: Any) -> Callable:
-    """Attention for a module in another thread while a pass has replaced the name."""
+    if answer is not None:
+        args = AttentionArgs(module, query, key, value, attention_mask, named)
+        return answer.attention(args), None
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    # another thread's call while a pass has replaced the name
     name = _stock_attention_name(getattr(module, "config", None))
-    if name in ALL_ATTENTION_FUNCTIONS:
-        return ALL_ATTENTION_FUNCTIONS[name]
-    return own_function(module, {})[1]
+    is_known = name in ALL_ATTENTION_FUNCTIONS
+    stock = ALL_ATTENTION_FUNCTIONS[name] if is_known else own_function(module, {})[1]
+    return stock(module, query, key, value, attention_mask, **named)
 
 
 def _mask(*args: Any, **named: Any) -> torch.Tensor | None:
@@ -197,15 +188,13 @@ def functions_of(module: str) -> set[str]:
 
 def put_in_front(modules: Iterable[nn.Module]) -> None:
     """Wrap the functions in all files of these modules' classes, once per file."""
-    for kind in {type(module) for module in modules}:
-        for cls in kind.__mro__[:-1]:
-            names = vars(sys.modules[cls.__module__])
-            if not cls.__module__.startswith("transformers."):
-                continue
-            for name in FUNCTIONS:
-                own = names.get(name)
-                if callable(own) and not hasattr(own, "own_of_csd"):
-                    names[name] = _in_front(name, own)
+    files = {cls.__module__ for module in modules for cls in type(module).__mro__[:-1]}
+    for file in files:
+        names = vars(sys.modules[file])
+        for name in FUNCTIONS if file.startswith("transformers.") else ():
+            own = names.get(name)
+            if callable(own) and not hasattr(own, "own_of_csd"):
+                names[name] = _in_front(name, own)
 
 
 def _in_front(name: str, own: Callable) -> Callable:

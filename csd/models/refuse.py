@@ -102,9 +102,8 @@ def refuse_module(model: Any) -> None:
             f"the weights are on more than one device: {', '.join(devices)}; load the model on one"
         )
     for name, module in model.named_modules():
-        if isinstance(module, nn.Conv1d) and is_convolution(model, name):
-            continue
-        if isinstance(module, nn.RNNBase | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        has_state = isinstance(module, nn.RNNBase | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        if has_state and not (isinstance(module, nn.Conv1d) and is_convolution(model, name)):
             raise ValueError(
                 f"{name} is a {type(module).__name__}, a layer with its own state, which csd "
                 "would need for each node of a draft tree and does not support"
@@ -140,15 +139,18 @@ def _refuse_states(family: str, config: Any) -> None:
             )
 
 
-def _has_functions(config: Any, convolution: bool) -> bool:
-    """True if the family's file computes states with functions that csd has along trees."""
+def class_of(config: Any) -> Any:
+    """Class that AutoModelForCausalLM makes of a config; None if transformers maps none."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    text = config.get_text_config()
-    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return False
-    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
-    functions = functions_of((made[0] if isinstance(made, tuple) else made).__module__)
+    made: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return made[0] if isinstance(made, tuple) else made
+
+
+def _has_functions(config: Any, convolution: bool) -> bool:
+    """True if the family's file computes states with functions that csd has along trees."""
+    made = class_of(config.get_text_config())
+    functions = set() if made is None else functions_of(made.__module__)
     return CONVOLUTION in functions and (convolution or bool(functions & set(CORES)))
 
 
@@ -179,18 +181,15 @@ def _refuse_file(family: str, config: Any) -> None:
 
     A class that transformers does not map to a family is not checked here.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    made = class_of(config)
+    if made is None:
         return
-    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    module = (made[0] if isinstance(made, tuple) else made).__module__
-    if not _has_attention(module):
+    if not _has_attention(made.__module__):
         raise ValueError(
             f"{family!r} has no attention: csd runs decoders with attention, and hybrids of "
             "attention and recurrent layers, but not purely recurrent models"
         )
-    if not _uses_interface(module):
+    if not _uses_interface(made.__module__):
         raise ValueError(
             f"{family!r} does not get its attention from transformers' AttentionInterface, so csd "
             "cannot replace it"
@@ -199,9 +198,7 @@ def _refuse_file(family: str, config: Any) -> None:
 
 @cache
 def _has_attention(module: str) -> bool:
-    return (
-        re.search(r"^class \w*Attention", inspect.getsource(sys.modules[module]), re.M) is not None
-    )
+    return bool(re.search(r"^class \w*Attention", inspect.getsource(sys.modules[module]), re.M))
 
 
 @cache
@@ -211,7 +208,10 @@ def _uses_interface(module: str) -> bool:
 
 def refuse_prompt_learning(model: Any) -> None:
     """Raises ValueError for adapters whose result for a row depends on more than the row."""
-    for name, config in _adapter_configs(model):
+    configs = dict(getattr(model, "peft_config", None) or {})
+    for layer in tuner_layers(model.modules()):
+        configs |= getattr(layer, "peft_config", None) or {}
+    for name, config in configs.items():
         kind = str(getattr(getattr(config, "peft_type", None), "value", None))
         if getattr(config, "is_prompt_learning", False):
             raise ValueError(
@@ -224,10 +224,3 @@ def refuse_prompt_learning(model: Any) -> None:
                 f"the adapter {name!r} is an aLoRA, which is active only after certain tokens; "
                 "csd does not support it"
             )
-
-
-def _adapter_configs(model: Any) -> list[tuple[str, Any]]:
-    configs = dict(getattr(model, "peft_config", None) or {})
-    for layer in tuner_layers(model.modules()):
-        configs |= getattr(layer, "peft_config", None) or {}
-    return list(configs.items())

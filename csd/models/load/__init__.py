@@ -160,16 +160,14 @@ def load(
             "model must be a transformers model, a local folder, a hub name, a GGUF file or a "
             f"csd.Engine, got {type(model).__name__}"
         )
-    for name, value in (("dtype", dtype), ("device", device), ("revision", revision)):
+    remedy = ": save it with save_pretrained, and pass the folder's path"
+    of_files = dict(dtype=dtype, device=device, revision=revision, quantization=quantization)
+    for name, value in of_files.items():
         if value is not None:
             raise ValueError(
                 f"{name} must be None for a model that is already loaded, got {value!r}"
+                f"{remedy if name == 'quantization' else ''}"
             )
-    if quantization is not None:
-        raise ValueError(
-            "quantization must be None for a model that is already loaded, got "
-            f"{quantization!r}: save it with save_pretrained, and pass the folder's path"
-        )
     if isinstance(model, Decoder):
         return _loaded(model, tokenizer)
     made = decoder_of(model, decoder)
@@ -322,10 +320,9 @@ def tokenizer_of(name: str, revision: str | None = None) -> Any:
         adapter = adapter_of(name, revision)
         if adapter is None:
             return read_tokenizer(*_path_and_options(name, revision))
+        of_base = adapter.base, adapter.base_revision
         with hub_or_cache(adapter.base):
-            return adapter.tokenizer or read_tokenizer(
-                *_path_and_options(adapter.base, adapter.base_revision)
-            )
+            return adapter.tokenizer or read_tokenizer(*_path_and_options(*of_base))
 
 
 def _file_of_demo(name: str) -> str:
@@ -394,9 +391,7 @@ def usable(device: str | torch.device | None) -> torch.device:
         # without this backend, torch's message is a line and then its whole table of kernels
         reason = str(error).partition("\n")[0]
         if BUSY in reason:
-            reason += (
-                "; in compute-exclusive mode only one process can use the GPU: end the other one, "
-                "or run `nvidia-smi --compute-mode=DEFAULT`"
-            )
+            reason += "; in compute-exclusive mode only one process can use the GPU: end the other"
+            reason += " one, or run `nvidia-smi --compute-mode=DEFAULT`"
         raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
     return known

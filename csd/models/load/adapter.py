@@ -21,11 +21,7 @@ from csd.utils.files import check_no_pipes
 from csd.utils.lazy import check_installed
 
 FILE = "adapter_config.json"
-
-
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-
-
 # files of a hub repository that belong to an adapter; it may hold states of an optimiser too
 _FILES = (
     "config.json",
@@ -37,12 +33,8 @@ _FILES = (
     "tekken.json",
     "generation_config.json",
 )
-
-
 # task types whose weights are a causal language model's
 _TASKS = (None, "CAUSAL_LM")
-
-
 # starts of a LoRA that leave the base's weights as they are; others, as PiSSA's, subtract from them
 _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal")
 # fields of a LoRA that reads or copies weights of the base

@@ -18,7 +18,7 @@ from csd.models.fused.config import ModelConfig
 from csd.models.fused.families import SUPPORTED
 from csd.models.load import gguf as gguf_model
 from csd.models.load.gguf.header import CutFile
-from csd.models.refuse import refuse_config
+from csd.models.refuse import class_of, refuse_config
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
 from csd.utils.check import shown
 from csd.utils.files import check_no_pipes, read_file
@@ -61,45 +61,32 @@ def quiet_libraries() -> Iterator[None]:
                 disable_progress_bars()
 
 
-class KeyReport(logging.Filter):
-    """Context in which transformers does not print its table of keys, which this object keeps.
+@contextmanager
+def _key_reports() -> Iterator[list[str]]:
+    """Context in which transformers does not print its tables of keys, which the list takes.
 
-    The table has each key of a file, as it is there.
+    A table has each key of a file, as it is there.
     """
+    taken: list[str] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
+    def keep(record: logging.LogRecord) -> bool:
+        is_report = "LOAD REPORT" in (message := record.getMessage())
+        taken.extend([message] * is_report)
+        return not is_report
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        if "LOAD REPORT" not in message:
-            return True
-        self.text = message
-        return False
-
-    def __enter__(self) -> "KeyReport":
-        self._logger = logging.getLogger("transformers.modeling_utils")
-        self._logger.addFilter(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._logger.removeFilter(self)
-
-    def shapes(self) -> list[str]:
-        """Weights whose shapes in the file and by the config differ, with both."""
-        mismatches = _MISMATCH.findall(self.text)
-        return [f"{name} {have} instead of {want}" for name, have, want in mismatches]
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(keep)
+    try:
+        yield taken
+    finally:
+        logger.removeFilter(keep)
 
 
+# weights whose shapes in the file and by the config differ, in such a table
 _SHAPE = r"torch\.Size\((\[[\d, ]*\])\)"
 _MISMATCH = re.compile(rf"^([\w.{{}}, ]+?) *\|.*ckpt: *{_SHAPE} vs model: *{_SHAPE}", re.MULTILINE)
-
-
 # buffers in old checkpoints that the module computes from its config
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
-
-
 # called with the config and the dtype of the weights before these are read; None if unknown
 OnConfig = Callable[[ModelConfig, torch.dtype | None], None]
 
@@ -140,7 +127,7 @@ class _Index(TypedDict):
 
 def check_index(name: str, source: str) -> None:
     """Raises ValueError for an index of weights that names files outside of its folder."""
-    for path in sorted(Path(source).glob("*.index.json")) if os.path.isdir(source) else []:
+    for path in sorted(Path(source).glob("*.index.json")):
         for file in {*read_file(path, _Index)["weight_map"].values()}:
             if os.path.basename(file) != file or file in ("", ".", ".."):
                 raise ValueError(
@@ -150,18 +137,17 @@ def check_index(name: str, source: str) -> None:
 
 
 def _sizes(config: Any, wanted: str) -> ModelConfig | None:
-    why = None
+    both = ""
     if wanted != "module":
         try:
             return ModelConfig.from_transformers(config)
         except ValueError as error:
             if wanted == "fused":
                 raise
-            why = str(error)
+            both = f". The fused decoder does not run it either: {error}"
     try:
         refuse_config(_of_text(config))
     except ValueError as error:
-        both = "" if why is None else f". The fused decoder does not run it either: {why}"
         raise ValueError(f"{error}{both}") from error
     return None
 
@@ -172,14 +158,8 @@ def _of_text(config: Any) -> Any:
     For a model that also reads images, this is the config of its text model if the family has a
     separate one.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    text = config.get_text_config()
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return config
-    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    loaded = made[0] if isinstance(made, tuple) else made
-    return text if loaded.config_class is type(text) else config
+    text, loaded = config.get_text_config(), class_of(config)
+    return text if loaded is not None and loaded.config_class is type(text) else config
 
 
 def read_model(
@@ -200,7 +180,7 @@ def read_model(
     if sizes is not None:
         before(sizes, config.dtype if isinstance(dtype, str) else dtype)
     try:
-        with KeyReport() as report:
+        with _key_reports() as reports:
             model, seen = AutoModelForCausalLM.from_pretrained(
                 path, config=config, dtype=dtype, output_loading_info=True, **options
             )
@@ -209,17 +189,16 @@ def read_model(
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     except Exception as error:
-        if shapes := report.shapes():
+        if shapes := _MISMATCH.findall(reports[-1] if reports else ""):
+            differ = ", ".join(f"{key} {have} instead of {want}" for key, have, want in shapes[:3])
             raise ValueError(
                 f"{name!r} cannot be loaded: the shapes of its weights do not match its "
-                f"config.json: {', '.join(shapes[:3])}"
+                f"config.json: {differ}"
             ) from error
         raise ValueError(_no_model(name, error)) from error
     # transformers would continue with random weights
-    if seen["missing_keys"]:
-        raise ValueError(
-            f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
-        )
+    if missing := sorted(seen["missing_keys"]):
+        raise ValueError(f"{name!r} lacks the weights {', '.join(missing[:3])}")
     # and it accepts weights that its module does not compute with
     unread = sorted(
         key
@@ -313,9 +292,7 @@ def _kind_of(folder: str, options: dict) -> dict[str, str]:
     if "gguf_file" not in options or os.path.exists(os.path.join(folder, "tokenizer_config.json")):
         return {}
     family = gguf_model.family_of(os.path.join(folder, options["gguf_file"]))
-    if family is None or not TOKENIZER_MAPPING_NAMES.get(family):
-        return {}
-    return {"tokenizer_type": family}
+    return {"tokenizer_type": family} if family and TOKENIZER_MAPPING_NAMES.get(family) else {}
 
 
 _TOKENIZER_FILES = {

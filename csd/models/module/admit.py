@@ -13,6 +13,7 @@ experts; the comparisons of attention and states do not use final logits.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -129,9 +130,7 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         position[1][path] = torch.arange(len(path))
     rows, S = sum(ROWS) + PADDING, len(ROWS)
     start = [sum(ROWS[:s]) for s in range(S)]
-
-    def whole(values: list) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
+    whole = partial(torch.tensor, dtype=torch.int32, device=device)
 
     def padded(parts: list[torch.Tensor], fill: int) -> torch.Tensor:
         return torch.cat([*parts, torch.full((PADDING,), fill)]).to(device)
@@ -144,27 +143,25 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         slot=padded([torch.full((n,), s) for s, n in enumerate(ROWS)], -1).int(),
         ancestors=padded(words, 0),
         slot_start=whole(start),
-        slot_nodes=whole(list(ROWS)),
+        slot_nodes=whole(ROWS),
         group_start=whole([*start, sum(ROWS)]),
     )
     cache = KVCache(
         c, slots=1, pages=1, prompt_pages=1, slot_pages=1, rows=rows, dtype=dtype, device=device
     )
-    node_k, node_v = cache.node_k, cache.node_v
-    positions = padded(position, 0).int()
-    states = None
+    positions, states = padded(position, 0).int(), None
     if c.states is not None:
         memory = StateMemory(c.states, S, rows, dtype, device)
         # reference implementations, since the backend is not chosen yet
         states = StepStates.of(reference(), memory, SimpleNamespace(**where, position=positions))
         # a far sequence follows a text that is not given here: set the checkpoint before it
         memory.base.copy_(checkpoint(whole([0] * S) + positions[start].int()))
+    nodes = cache.node_k, cache.node_v
     attend = LayerAttention(
-        without_work, node_k, node_v, cache.k, cache.v, where, None, c.head_dim**-0.5, states=states
+        without_work, *nodes, cache.k, cache.v, where, None, c.head_dim**-0.5, states=states
     )
-    token = padded(tokens, -1).int()
     with refusing(decoder.base):
-        logits = decoder.forward(token, positions, attend, node_k, node_v)
+        logits = decoder.forward(padded(tokens, -1).int(), positions, attend, *nodes)
     return logits[start[1] : start[2]]
 
 

@@ -8,7 +8,7 @@ nodes, beyond positions at which states are stored. The module's own pass over a
 not show a lost state.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,19 +46,18 @@ def attention_difference(call: AttentionCall) -> float:
         length = spec.window + BEYOND
     if spec.chunk is not None:
         # the rows lie on both sides of a chunk's border
-        length = max(spec.chunk + ROWS // 2, COMMITTED + ROWS + 1)
+        length = spec.chunk + ROWS // 2
     length = max(length, COMMITTED + ROWS + 1)
+    visible = _visible(call, length)
     worst = 0.0
     for spread, allowed in SPREADS.items():
-        q, k, v, named = _operands(call, length, spread)
-        rows = torch.arange(length - ROWS, length, device=q.device)
-        visible = _visible(call, rows, length)
+        q, k, v = _operands(call, length, spread)
         query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
         with torch.no_grad():
-            want = by_own_function(module, query, key, value, visible, named)[0]
+            want = by_own_function(module, query, key, value, visible, call.named)[0]
             outputs = {
-                "a step's rows": _of_step(call, q, k, v, named),
-                "a prompt's tokens": _of_prompt(call, q, k, v, named),
+                "a step's rows": _of_step(call, q, k, v),
+                "a prompt's tokens": _of_prompt(call, q, k, v),
             }
         for what, got in outputs.items():
             off = ((got - want).abs().max() / want.abs().max().clamp(min=1e-30)).item()
@@ -75,17 +74,16 @@ def attention_difference(call: AttentionCall) -> float:
 
 def _operands(
     call: AttentionCall, length: int, spread: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """q [ROWS, H, D], k [T, K, D], v [T, K, Dv], and the call's arguments by name."""
-    spec, named = call.spec, dict(call.named)
-    sinks = named.get("s_aux")
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q [ROWS, H, D], k [T, K, D] and v [T, K, Dv]."""
+    spec = call.spec
     H, K = spec.heads, spec.kv_heads
-    if length > LONG and sinks is None:
+    if length > LONG and call.named.get("s_aux") is None:
         H, K = H // K, 1
     # a sum of D products of two normal numbers has standard deviation sqrt(D)
     size = spread / (spec.scale * spec.head_dim**0.5)
     q, k, v = normal_operands(length, H, K, spec.head_dim, spec.value_dim, call.device)
-    return q * size, k, v, named
+    return q * size, k, v
 
 
 @lru_cache(maxsize=4)
@@ -99,12 +97,12 @@ def normal_operands(
     return q, k, v
 
 
-def _visible(call: AttentionCall, rows: torch.Tensor, length: int) -> torch.Tensor:
+def _visible(call: AttentionCall, length: int) -> torch.Tensor:
     """Mask [1, 1, R, T] from the module's own mask function: True where a row sees a key."""
-    zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=rows.device)
-    keys = torch.arange(length, device=rows.device)
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=call.device)
+    keys = torch.arange(length, device=call.device)
     assert call.mask_function is not None
-    seen = call.mask_function(zero, zero, rows[None, None, :, None], keys[None, None, None])
+    seen = call.mask_function(zero, zero, keys[None, None, -ROWS:, None], keys[None, None, None])
     return seen.expand(1, 1, ROWS, length).contiguous()
 
 
@@ -116,14 +114,10 @@ def _paged(x: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def _of_step(
-    call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: dict[str, Any]
+    call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    length = k.shape[0]
-    prompt = length - ROWS - COMMITTED
-
-    def whole(*values: Any) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=q.device)
-
+    prompt = k.shape[0] - ROWS - COMMITTED
+    whole = partial(torch.tensor, dtype=torch.int32, device=q.device)
     # the prompt's pages, then the slot's
     keys, values = (
         torch.cat((_paged(x, prompt), _paged(x[prompt:], COMMITTED)))[None] for x in (k, v)
@@ -131,24 +125,24 @@ def _of_step(
     count = keys.shape[1]
     where = dict(
         prompt_pages=torch.arange(count - 1, dtype=torch.int32, device=q.device)[None],
-        prompt_len=whole(prompt),
-        slot_pages=whole([count - 1]),
-        slot_len=whole(COMMITTED),
-        slot=whole(*[0] * ROWS),
+        prompt_len=whole([prompt]),
+        slot_pages=whole([[count - 1]]),
+        slot_len=whole([COMMITTED]),
+        slot=whole([0] * ROWS),
         ancestors=2 ** (torch.arange(ROWS, device=q.device) + 1) - 1,
-        slot_start=whole(0),
-        slot_nodes=whole(ROWS),
-        group_start=whole(0, ROWS),
+        slot_start=whole([0]),
+        slot_nodes=whole([ROWS]),
+        group_start=whole([0, ROWS]),
     )
     node_k, node_v = (x[-ROWS:][None] for x in (k, v))
     attend = LayerAttention(
         without_work, node_k, node_v, keys, values, where, None, call.spec.scale
     )
-    return attend(0, q, *_asked(call, k, named))
+    return attend(0, q, *_asked(call, k))
 
 
 def _of_prompt(
-    call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: dict[str, Any]
+    call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
     start = k.shape[0] - ROWS
     keys, values = (_paged(x, k.shape[0])[None] for x in (k, v))
@@ -156,14 +150,14 @@ def _of_prompt(
     pages = torch.arange(keys.shape[1], dtype=torch.int32, device=q.device)
     rows = PromptRows.of([PromptChunk(0, [0] * ROWS, start)], pages[None])
     attend = PromptAttention(prompt_attention, node_k, node_v, keys, values, rows, call.spec.scale)
-    return attend(0, q, *_asked(call, k, named))
+    return attend(0, q, *_asked(call, k))
 
 
-def _asked(call: AttentionCall, k: torch.Tensor, named: dict[str, Any]) -> tuple:
+def _asked(call: AttentionCall, k: torch.Tensor) -> tuple:
     """Arguments of the call as the decoder passes them: scale, properties, sinks."""
     if call.spec.is_plain:
         return call.spec.scale, None, None
-    sinks = named["s_aux"] if call.spec.sinks else None
+    sinks = call.named["s_aux"] if call.spec.sinks else None
     return None, call.spec.properties._replace(kv_heads=k.shape[1]), sinks
 
 
@@ -185,8 +179,7 @@ def state_difference(call: MixerCall) -> float:
     assert call.own is not None
     arguments = _text(call)
     with torch.no_grad():
-        whole = call.own(**arguments)
-        want = _rows(call, whole)
+        want = _rows(call, call.own(**arguments))
         got = _by_csd(call, arguments)
     off = ((got - want).abs().max() / want.abs().max().clamp(min=1e-30)).item()
     # a NaN is not admitted either
@@ -205,16 +198,13 @@ def _by_csd(call: MixerCall, arguments: dict[str, Any]) -> torch.Tensor:
     prompt = PromptStates(ops, memory, 0, PROMPT)
     first = _rows(call, answer(call, 0, call.own, _part(call, arguments, 0, PROMPT), prompt))
     prompt.end()
-
-    def whole(*values: int) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=call.device)
-
+    whole = partial(torch.tensor, dtype=torch.int32, device=call.device)
     pool = SimpleNamespace(
-        slot=whole(*[0] * NODES),
-        position=whole(*range(PROMPT, PROMPT + NODES)),
+        slot=whole([0] * NODES),
+        position=whole(range(PROMPT, PROMPT + NODES)),
         ancestors=2 ** (torch.arange(NODES, device=call.device) + 1) - 1,
-        slot_start=whole(0),
-        slot_nodes=whole(NODES),
+        slot_start=whole([0]),
+        slot_nodes=whole([NODES]),
     )
     step = StepStates.of(ops, memory, pool)
     last = answer(call, 0, call.own, _part(call, arguments, PROMPT, PROMPT + NODES), step)

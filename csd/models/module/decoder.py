@@ -107,18 +107,6 @@ def _place(error: BaseException) -> str:
 class Pass:
     """Computes the calls of one pass, which must come in the probed order."""
 
-    __slots__ = (
-        "at",
-        "attend",
-        "calls",
-        "convs",
-        "mixer_at",
-        "mixers",
-        "node_k",
-        "node_v",
-        "plain",
-    )
-
     def __init__(
         self,
         calls: list[AttentionCall],
@@ -169,6 +157,7 @@ class Pass:
         return answer(call, number, own, named, self.attend.states)
 
     def _next(self, args: AttentionArgs) -> AttentionCall:
+        """The probed call of these arguments. Raises RuntimeError if they differ from it."""
         call = self.calls[self.at] if self.at < len(self.calls) else None
         if call is None or call.module() is not args.module:
             due = "none" if call is None else call.place
@@ -178,11 +167,6 @@ class Pass:
                 "pass"
             )
         self.at += 1
-        self._check(call, args)
-        return call
-
-    def _check(self, call: AttentionCall, args: AttentionArgs) -> None:
-        """Raises RuntimeError if a call differs from the probed one."""
         _, query, key, value, mask, named = args
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:
@@ -201,6 +185,7 @@ class Pass:
                     f"{call.place} must call attention with {what} {want}, as in its test pass, "
                     f"got {got}"
                 )
+        return call
 
     def end(self) -> None:
         """Raises RuntimeError unless all calls were made."""
@@ -319,13 +304,12 @@ class ModuleDecoder:
         only = 1 if getattr(attend, "last", False) else None
         if self._mask is None or self._mask.device != ids.device:
             self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-        mask = self._mask
 
         def once() -> Any:
             answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v, self.mixers)
             experts = captured_experts(self.parts) if self.captured else nullcontext()
             with calls_go_to(answer, self.parts), experts:
-                logits = self.run(ids, position.long()[None], mask, only)
+                logits = self.run(ids, position.long()[None], self._mask, only)
             answer.end()
             return logits[0]
 

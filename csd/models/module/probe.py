@@ -88,8 +88,6 @@ class AttentionSpec:
 TOKENS = 11
 # arguments that change the result of a call and have no counterpart in csd
 UNKNOWN = ("position_bias", "cache", "head_mask", "block_mask", "cu_seq_lens_q")
-
-
 # exceptions of a module that cannot run a pass of csd
 FAILURES = (
     ArithmeticError,
@@ -118,7 +116,7 @@ class AttentionCall:
     # named arguments that do not depend on the text; dropped with mask_function after admission
     named: dict[str, Any]
     device: torch.device
-    layer: int = 0  # layer of the cache that has its keys and values
+    layer: int  # layer of the cache that has its keys and values
 
     def __str__(self) -> str:
         return f"{self.place}: {self.spec}"
@@ -163,9 +161,7 @@ def probe(
             f"{type(model).__name__} must return logits of shape (1, {TOKENS}, vocabulary), got "
             f"{shape}; load the model with AutoModelForCausalLM"
         )
-    _number(noted.calls)
-    query = noted.query
-    assert query is not None
+    query = noted.held[0][0]
     return Probed(noted.calls, noted.mixers, logits.shape[-1], query.dtype, query.device)
 
 
@@ -187,15 +183,6 @@ def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]
     return (position * 7 + 3) % tokens, position
 
 
-def _number(calls: list[AttentionCall]) -> None:
-    layers = 0
-    for call in calls:
-        if call.spec.shares is not None:
-            call.layer = calls[call.spec.shares].layer
-        else:
-            call.layer, layers = layers, layers + 1
-
-
 class _Noted:
     """Computes calls with the module's own functions, and records them."""
 
@@ -205,10 +192,9 @@ class _Noted:
         self.model = weakref.ref(model)
         self.calls: list[AttentionCall] = []
         self.mixers: list[MixerCall] = []
-        self.query: torch.Tensor | None = None
         self.masks: list[tuple[torch.Tensor, Callable]] = []
-        # held, so that no later tensor takes the memory of an earlier one
-        self.keys: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # queries, keys and values, so that no later tensor takes the memory of an earlier one
+        self.held: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.kinds: dict[int, tuple[int | None, int | None]] = {}
 
     def mask(self, named: dict[str, Any]) -> torch.Tensor:
@@ -230,9 +216,8 @@ class _Noted:
             )
         for name in UNKNOWN:
             if named.get(name) is not None:
-                raise NotAdmitted(
-                    f"{module_name} calls attention with {name}, which csd does not support"
-                )
+                text = f"{module_name} calls attention with {name}"
+                raise NotAdmitted(f"{text}, which csd does not support")
         function = self._mask_function(module_name, mask)
         window, chunk = self._kind(module_name, function)
         scale, softcap = named.get("scaling"), named.get("softcap")
@@ -248,23 +233,24 @@ class _Noted:
             sinks=named.get("s_aux") is not None,
             shares=self._shared(key, value),
         )
-        self.keys.append((key, value))
-        self.query = query if self.query is None else self.query
+        self.held.append((query, key, value))
         numbers = {k: v for k, v in named.items() if k == "s_aux" or not torch.is_tensor(v)}
-        self.calls.append(
-            AttentionCall(module_name, weakref.ref(module), spec, function, numbers, query.device)
-        )
+        place = module_name, weakref.ref(module)
+        if spec.shares is None:
+            layer = sum(call.spec.shares is None for call in self.calls)
+        else:
+            layer = self.calls[spec.shares].layer
+        self.calls.append(AttentionCall(*place, spec, function, numbers, query.device, layer))
         assert mask is not None
         return by_own_function(module, query, key, value, mask, named)
 
     def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
-        model = self.model()
-        assert model is not None
+        # a core follows its mixer's convolution
+        owner = self.mixers[-1].place if self.mixers else name
         if name == CONVOLUTION:
+            model = self.model()
+            assert model is not None
             owner = owner_of(model, named["weight"])
-        else:
-            # a core follows its mixer's convolution
-            owner = self.mixers[-1].place if self.mixers else name
         try:
             size = size_of(name, named)
         except OtherCall as error:
@@ -300,10 +286,8 @@ class _Noted:
         return self.kinds[id(function)]
 
     def _shared(self, key: torch.Tensor, value: torch.Tensor) -> int | None:
-        for i, earlier in enumerate(self.keys):
-            if all(map(_is_same, (key, value), earlier)):
-                return i
-        return None
+        same = (all(map(_is_same, (key, value), earlier)) for _, *earlier in self.held)
+        return next((i for i, is_same in enumerate(same) if is_same), None)
 
 
 def by_own_function(
@@ -347,7 +331,7 @@ def window_and_chunk(
     At least one of the two is None. Raises OtherMask for a mask of another kind.
     """
     mask = _Mask(mask_function, device)
-    seen = mask.seen([FAR], range(FAR + 1))
+    seen = mask.seen(range(FAR, FAR + 1), range(FAR + 1))
     if not seen.any():
         raise OtherMask(f"its mask hides all tokens from row {FAR}")
     first = int(seen.int().argmax())
@@ -355,7 +339,7 @@ def window_and_chunk(
         mask.check(None, None)
         return None, None
     # number of rows from FAR on that see the key: 1 for a window, the rest of the chunk for chunks
-    rows = int(mask.seen(range(FAR, 2 * FAR), [first]).int().cumprod(0).sum())
+    rows = int(mask.seen(range(FAR, 2 * FAR), range(first, first + 1)).int().cumprod(0).sum())
     window, chunk = FAR - first + 1, FAR - first + rows
     if rows == 1 and mask.is_like(window, None):
         return window, None
@@ -368,15 +352,10 @@ class _Mask:
     function: Callable
     device: torch.device
 
-    def seen(self, rows: "list[int] | range", keys: "list[int] | range") -> torch.Tensor:
+    def seen(self, rows: range, keys: range) -> torch.Tensor:
         """Flat bool tensor: whether rows see keys, one of the two having one element."""
         zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
-        row, key = (
-            torch.arange(x.start, x.stop, device=self.device)
-            if isinstance(x, range)
-            else torch.tensor(x, device=self.device)
-            for x in (rows, keys)
-        )
+        row, key = (torch.arange(x.start, x.stop, device=self.device) for x in (rows, keys))
         try:
             visible = self.function(zero, zero, row[None, None, :, None], key[None, None, None])
         # the function may index a tensor of the text's length
@@ -396,6 +375,6 @@ class _Mask:
             for border in (first, row):
                 keys = range(max(0, border - NEAR), border + NEAR)
                 want = torch.tensor([first <= key <= row for key in keys])
-                if not torch.equal(self.seen([row], keys), want):
+                if not torch.equal(self.seen(range(row, row + 1), keys), want):
                     return False
         return True

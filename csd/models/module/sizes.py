@@ -1,12 +1,12 @@
 """Sizes of a module, from its config and its probe."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from csd.models.fused.config import ModelSizes
 from csd.models.fused.rope import context_of
 from csd.models.lora import base_of
-from csd.models.module.probe import AttentionSpec, NotAdmitted, Probed
+from csd.models.module.probe import NotAdmitted, Probed
 from csd.models.refuse import refuse_module
 from csd.state.kv_cache import LayerShape
 from csd.state.recurrent import ConvSize, StateSize, StateSizes
@@ -22,12 +22,12 @@ class ModuleConfig:
     family: str
     vocab: int
     hidden: int
+    context: int
     layers: int  # of the cache: calls with their own keys and values
     heads: int
     kv_heads: int
     head_dim: int
-    context: int
-    uniform: bool  # whether all calls have these heads
+    uniform: bool = True  # whether all calls have these heads
     shapes: tuple[LayerShape, ...] | None = None  # of the cache's layers, if they differ
     states: StateSizes | None = None  # of layers with a state in place of keys and values
     reach: int | None = None  # most keys that a row sees; None if a layer's rows see all
@@ -38,8 +38,7 @@ class ModuleConfig:
         return (self.heads, self.kv_heads, self.head_dim) if self.uniform else None
 
 
-@dataclass(frozen=True, slots=True)
-class NamedSizes:
+class NamedSizes(NamedTuple):
     """Sizes that a transformers config names."""
 
     family: str
@@ -74,24 +73,17 @@ def probed_sizes(named: NamedSizes, probed: Probed) -> ModuleConfig:
     heads = widest.heads, widest.kv_heads, widest.head_dim
     convs = tuple(call.size for call in probed.mixers if isinstance(call.size, ConvSize))
     states = tuple(call.size for call in probed.mixers if isinstance(call.size, StateSize))
+    # at most one of window and chunk is set
+    seen = [s.window if s.chunk is None else s.chunk for s in specs]
     return ModuleConfig(
-        named.family,
-        named.vocab,
-        named.hidden,
+        *named,
         len(shapes),
         *heads,
-        named.context,
         uniform,
         None if uniform else shapes,
         StateSizes(convs, states) if probed.mixers else None,
-        _reach(specs),
+        None if None in seen else max(filter(None, seen)),
     )
-
-
-def _reach(specs: list[AttentionSpec]) -> int | None:
-    each = [min((x for x in (s.window, s.chunk) if x is not None), default=None) for s in specs]
-    seen = [keys for keys in each if keys is not None]
-    return max(seen) if len(seen) == len(each) else None
 
 
 def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
@@ -101,17 +93,5 @@ def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
     """
     refuse_module(model)
     now = NamedSizes.of(base_of(model))
-    return ModuleConfig(
-        now.family,
-        now.vocab,
-        now.hidden,
-        before.layers,
-        before.heads,
-        before.kv_heads,
-        before.head_dim,
-        now.context,
-        getattr(before, "uniform", True),
-        getattr(before, "shapes", None),
-        getattr(before, "states", None),
-        getattr(before, "reach", None),
-    )
+    own: list[Any] = [getattr(before, f.name, f.default) for f in fields(ModuleConfig)[len(now) :]]
+    return ModuleConfig(*now, *own)
