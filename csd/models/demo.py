@@ -91,7 +91,6 @@ def toy(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
 
     Returns (model, tokenizer), in float32. Its text is meaningless; a token takes a millisecond.
     """
-    import torch
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import WordLevel
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config

@@ -11,13 +11,14 @@ operations take all rows.
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from csd.kernels.ops import Ops
 from csd.models.exact_products import ExactProducts
-from csd.models.fused.decoder import Decoder, DecoderLike
+from csd.models.fused.decoder import PRODUCTS, Decoder, DecoderLike
 from csd.models.fused.linear import in_loops, linear
 from csd.models.load import Loaded
 from csd.models.portable import first_other
@@ -61,20 +62,16 @@ def choose_exact(
         other = first_other(loaded.decoder, loaded.dtype, ops)
         if other is not None:
             raise ValueError(f"exact must be True or False here, got 'portable': {other} {PORTS}")
-    # in 16 bits, but not in float32, a library multiplies two rows in the time of one
-    free = loaded.dtype in HALVES or any_rows(loaded.decoder)
-    if wanted is False or (wanted is None and not free):
-        return loaded.decoder, False
     if wanted:
         return exact_decoder(loaded, ops, products), True
-    if ops.exact is not None:
-        return loaded.decoder, False
-    try:
-        made = exact_decoder(loaded, ops, products)
-    except ValueError:
-        return loaded.decoder, False
-    free = all(b.min_rows <= 2 and b.max_rows >= FREE_ROWS for b in products.blocks.values())
-    return (made, True) if free else (loaded.decoder, False)
+    # in 16 bits, but not in float32, a library multiplies two rows in the time of one
+    free = loaded.dtype in HALVES or any_rows(loaded.decoder)
+    if wanted is None and free and ops.exact is None:
+        with suppress(ValueError):
+            made = exact_decoder(loaded, ops, products)
+            if all(b.min_rows <= 2 and b.max_rows >= FREE_ROWS for b in products.blocks.values()):
+                return made, True
+    return loaded.decoder, False
 
 
 def exact_decoder(loaded: Loaded, ops: Ops, products: ExactProducts) -> Decoder:
@@ -98,13 +95,11 @@ def exact_decoder(loaded: Loaded, ops: Ops, products: ExactProducts) -> Decoder:
 
 
 def _weights(decoder: Decoder) -> list[torch.Tensor]:
-    layers = [w for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down)]
+    layers = [getattr(x, name) for x in decoder.layers for name in PRODUCTS]
     experts = [x.experts for x in decoder.layers if x.experts is not None]
     # all experts of a layer have the same shapes
     chosen = [w for x in experts for w in (x.router, x.gate_up[0], x.down[0])]
-    stacks = [
-        w for x in decoder.layers for stacks_of in x.lora.values() for s in stacks_of for w in s
-    ]
+    stacks = [w for x in decoder.layers for own in x.lora.values() for stack in own for w in stack]
     head = [decoder.head, *(w for stack in decoder.head_lora for w in stack)]
     return [w for w in (*layers, *chosen, *stacks, *head) if w is not None]
 
@@ -128,13 +123,12 @@ def reads_together(decoder: Any) -> bool:
     """
     if type(decoder) is not Decoder or decoder.adapters is not None or decoder.taps:
         return False
+    # attention with windows and caps takes one prompt at a time
     if not decoder.config.is_plain:
-        # attention with windows and caps takes one prompt at a time
         return False
     if isinstance(decoder.linear, ExactProducts):
         return True
-    plain = decoder.linear is linear and not decoder.config.experts
-    return plain and decoder.embedding.is_cuda
+    return decoder.linear is linear and not decoder.config.experts and decoder.embedding.is_cuda
 
 
 def by_chunks(decoder: Decoder, rows: Sequence[int]) -> Decoder:

@@ -16,6 +16,7 @@ same order. cuBLAS selects among many kernels, so it always multiplies CUBLAS_RO
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -85,7 +86,8 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
             if not tried or size < 16 or tried[-1] != size:
                 continue
             blocks = RowBlocks(least, size)
-            same = all(_same(results[n], results[size]) for n in tried)
+            rows = {n: min(len(results[n]), len(results[size])) for n in tried}
+            same = all(torch.equal(results[n][:m], results[size][:m]) for n, m in rows.items())
             if same and _any_place(product, blocks, x, weight, order):
                 return blocks
     raise _nothing_agrees(weight)
@@ -134,11 +136,6 @@ def _in_pieces(product: Product, x: torch.Tensor, weight: torch.Tensor, n: int) 
     return torch.cat([product(piece, weight, None) for piece in x.split(n) if len(piece) == n])
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    n = min(a.shape[0], b.shape[0])
-    return torch.equal(a[:n], b[:n])
-
-
 def _any_place(
     product: Product,
     blocks: RowBlocks,
@@ -166,7 +163,6 @@ class ExactProducts:
 
     def __init__(self, product: Product = linear, rows: int | None = None):
         self.product = product
-        self._own = product is row_linear_triton
         self._rows = rows
         self.blocks: dict[tuple, RowBlocks] = {}
 
@@ -203,7 +199,7 @@ class ExactProducts:
     @property
     def parts(self) -> "Callable | None":
         """Function for the product or splits that the next kernel adds up; None without splits."""
-        return self._parts if self._own else None
+        return self._parts if self.product is row_linear_triton else None
 
     def _parts(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -239,9 +235,6 @@ class ExactProducts:
             return ANY_ROWS
         key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()
         if key not in self.blocks:
-            self.blocks[key] = (
-                fixed_blocks(self.product, weight, self._rows)
-                if self._rows
-                else row_blocks(self.product, weight)
-            )
+            found = partial(fixed_blocks, rows=self._rows) if self._rows else row_blocks
+            self.blocks[key] = found(self.product, weight)
         return self.blocks[key]

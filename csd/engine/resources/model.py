@@ -14,7 +14,7 @@ from csd.models.exact import any_threads, choose_exact
 from csd.models.exact_products import ExactProducts
 from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import Decoder, DecoderLike
-from csd.models.fused.weights_hash import weights_hash
+from csd.models.fused.held import weights_hash
 from csd.models.load import Loaded, load
 from csd.models.module.decoder import ModuleDecoder
 from csd.models.portable import PORTABLE, first_other

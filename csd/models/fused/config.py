@@ -135,14 +135,8 @@ class ModelConfig:
 
         One more, since a model's first layer reads the embedding.
         """
-        kinds = [
-            (
-                self.is_local(i),
-                self.rotated and self.rotated[i],
-                self.delta and self.delta.layers[i],
-            )
-            for i in range(self.layers)
-        ]
+        flags = [x for x in (self.local, self.rotated, self.delta and self.delta.layers) if x]
+        kinds = [tuple(x[i] for x in flags) for i in range(self.layers)]
         return min(self.layers, 2 + max(kinds.index(kind) for kind in kinds))
 
     def is_local(self, layer: int) -> bool:
@@ -162,20 +156,6 @@ class ModelConfig:
     def is_plain(self) -> bool:
         """True if no layer's attention has a window or a cap."""
         return self.softcap is None and (self.local is None or self.window is None)
-
-    def properties(self, layer: int) -> Properties | None:
-        """Properties of a layer's attention; None if it has neither a window nor a cap."""
-        window = self.window if self.is_local(layer) else None
-        if window is None and self.softcap is None:
-            return None
-        return Properties(
-            self.kv_heads,
-            self.head_dim,
-            self.head_dim,
-            scale_of(self),
-            window,
-            softcap=self.softcap,
-        )
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
@@ -201,7 +181,7 @@ class ModelConfig:
             refuse_field(config, "attention_bias", (False, None))
         if "experts" in differs:
             refuse_dense_layers(config)
-        refuse_unknown_fields(config, SUPPORTED)
+        _refuse_unknown_fields(config)
         heads = config.num_attention_heads
         rope, local_rope = ropes_of(config)
         context = context_of(config)
@@ -245,9 +225,12 @@ def scale_of(config: ModelSizes) -> float:
 
 
 def properties_of(config: ModelConfig, layer: int) -> dict[str, Any]:
-    """Keyword arguments of `attend` for a layer."""
-    properties = config.properties(layer)
-    return {} if properties is None else dict(properties=properties)
+    """Keyword arguments of `attend` for a layer: its properties if it has a window or a cap."""
+    window = config.window if config.is_local(layer) else None
+    if window is None and config.softcap is None:
+        return {}
+    sizes = config.kv_heads, config.head_dim, config.head_dim
+    return dict(properties=Properties(*sizes, scale_of(config), window, softcap=config.softcap))
 
 
 # parts of the names of fields that change a decoder's logits
@@ -295,7 +278,7 @@ _ALWAYS: dict[str, tuple[str, ...]] = {
 }
 
 
-def refuse_unknown_fields(config: Any, supported: str) -> None:
+def _refuse_unknown_fields(config: Any) -> None:
     """Raises ValueError, naming field and value, for a `transformers` config with such a field."""
     from transformers import CONFIG_MAPPING
 
@@ -306,7 +289,7 @@ def refuse_unknown_fields(config: Any, supported: str) -> None:
         if any(word in name.lower() for word in _WORDS) and not _changes_nothing(name, value):
             raise ValueError(
                 f"{name}={value!r} is not supported: no {config.model_type} model of transformers "
-                f"computes with it; {supported}"
+                f"computes with it; {SUPPORTED}"
             )
 
 

@@ -36,7 +36,8 @@ class DeltaNet:
         product: [M, channels + H Dv + 2 H], the first product. states: the rows' states, from
         `csd.kernels.states`. number: index of the layer among those with a state.
         """
-        M, (Hk, H, Dk, Dv) = product.shape[0], self._sizes
+        M, s = product.shape[0], self.size
+        Hk, H, Dk, Dv = s.key_heads, s.heads, s.key_dim, s.value_dim
         parts = self.conv.shape[0], H * Dv, H, H
         qkv, z, b, a = product.split(parts, -1)
         x = states.convolve(number, qkv.contiguous(), self.conv, None, True)
@@ -55,11 +56,6 @@ class DeltaNet:
         out, _ = ops.rms_norm(out, self.norm, self.eps)
         gated = torch.cat((z.to(kind), out.reshape(M, -1).to(kind)), -1)
         return ops.swiglu(gated).to(product.dtype)
-
-    @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        size = self.size
-        return size.key_heads, size.heads, size.key_dim, size.value_dim
 
     def tensors(self) -> Parameters:
         """The parameters in the order of `delta_parameters`."""

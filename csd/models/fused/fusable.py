@@ -62,11 +62,9 @@ _ADVICE = "which csd's fused decoder does not support; undo it, or pass the plai
 
 def refuse_patched(model: Any, config: ModelConfig) -> None:
     """Raises TypeError or ValueError naming the module of `model` that was changed, and how."""
-    for hooks in (
-        nn.modules.module._global_forward_hooks,
-        nn.modules.module._global_forward_pre_hooks,
-    ):
-        _refuse_hooks("torch.nn (all modules)", hooks)
+    of_all = nn.modules.module
+    _refuse_hooks("torch.nn (all modules)", of_all._global_forward_hooks)
+    _refuse_hooks("torch.nn (all modules)", of_all._global_forward_pre_hooks)
     # a text family (`.._text`) is in the file of its family, which may read images too
     family = config.family.removesuffix("_text")
     stock = f"transformers.models.{family}.modeling_{family}"
@@ -100,10 +98,9 @@ def _refuse_hooks(name: str, hooks: dict) -> None:
 
 def _changing(hooks: dict) -> list[str]:
     """Names of the hooks that may change a value."""
-    named = ((_named(hook), hook) for hook in hooks.values())
     return [
         name
-        for name, hook in named
+        for name, hook in ((_named(hook), hook) for hook in hooks.values())
         if not (any(k in name for k in _HOOKS) and _package(hook) in _HOOK_PACKAGES)
     ]
 
@@ -134,9 +131,8 @@ def _is_library(cls: Any) -> bool:
     package, _, rest = cls.__module__.partition(".")
     library = package == "torch" or (package == "transformers" and not rest.startswith("models."))
     # Module and PreTrainedModel are bases of every family
-    return (library and cls.__name__ not in ("Module", "PreTrainedModel")) or (
-        package == "liger_kernel"
-    )
+    is_base = cls.__name__ in ("Module", "PreTrainedModel")
+    return (library and not is_base) or package == "liger_kernel"
 
 
 def _foreign(function: Any, stock: Any = None) -> str | None:
@@ -145,13 +141,12 @@ def _foreign(function: Any, stock: Any = None) -> str | None:
     stock: the function that must be the innermost one, unless kernels replace it.
     """
     while function is not stock:
-        if isinstance(function, partial):
-            function, inner = function.func, _wrapped(function)
-        elif isinstance(function, MethodType):
+        if isinstance(function, MethodType):
             function = function.__func__
             continue
-        else:
-            inner = _wrapped(function)
+        inner = _wrapped(function)
+        if isinstance(function, partial):
+            function = function.func
         package = _package(function)
         if package not in _PACKAGES:
             return _named(function)
@@ -245,11 +240,8 @@ def _refuse_wrapped(model: nn.Module) -> None:
 def _refuse_sizes(model: Any, config: ModelConfig) -> None:
     """Raises ValueError if the embedding or head has another shape than the config's."""
     # the embedding first, since that is the one that users resize
-    wanted = {
-        "model.embed_tokens": (config.vocab, config.hidden),
-        "lm_head": (config.vocab, config.hidden),
-    }
-    for name, shape in wanted.items():
+    shape = config.vocab, config.hidden
+    for name in ("model.embed_tokens", "lm_head"):
         size = tuple(base_linear(model.get_submodule(name)).weight.shape)
         if size != shape:
             raise ValueError(
@@ -260,9 +252,7 @@ def _refuse_sizes(model: Any, config: ModelConfig) -> None:
 
 def _refuse_weights(model: nn.Module, config: ModelConfig) -> None:
     for name, module in without_adapters(model):
-        if not name.endswith(_PRODUCTS):
-            continue
-        if type(module) is not nn.Linear:
+        if name.endswith(_PRODUCTS) and type(module) is not nn.Linear:
             raise TypeError(
                 f"{name} is a {type(module).__name__}, not a plain Linear: quantised or wrapped "
                 "weights are not supported; load the model in bfloat16, float16 or float32"

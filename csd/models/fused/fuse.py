@@ -9,7 +9,6 @@ library would do so in every product. A packed matrix replaces the plain one, so
 does not share its weights is packed.
 """
 
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import nn
 
 from csd.kernels.layers.quantized import Quantized
 from csd.models.fused.config import ModelConfig
-from csd.models.fused.decoder import Decoder, HybridDecoder, Layer
+from csd.models.fused.decoder import PRODUCTS, Decoder, HybridDecoder, Layer
 from csd.models.fused.delta_net import DeltaNet, delta_parameters
 from csd.models.fused.experts import Experts
 from csd.models.fused.fusable import checked_config
@@ -104,13 +103,10 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
         (base_linear(base.lm_head).weight, decoder.head),
     ]
     for module, layer in zip(inner.layers, decoder.layers, strict=True):
-        for name, parts in products_of(decoder.config, module).items():
-            if parts:
-                pairs += _parts(parts, "weight", getattr(layer, name))
-            if name == "qkv" and layer.qkv_bias is not None:
-                pairs += _parts(parts, "bias", layer.qkv_bias)
-        for name, norm in norms_of(decoder.config, module).items():
-            pairs.append((norm.weight, getattr(layer, name)))
+        for name, params in _parameters(decoder.config, module).items():
+            if params:
+                parts = getattr(layer, name).split([p.shape[0] for p in params])
+                pairs += zip(params, parts, strict=True)
         if layer.experts is not None:
             experts = experts_of(module)
             pairs += [(weight, getattr(layer.experts, name)) for name, weight in experts.items()]
@@ -147,35 +143,39 @@ def _same_values(x: torch.Tensor, y: torch.Tensor | None) -> bool:
     return y is not None and x.device == y.device and x.dtype == y.dtype and torch.equal(x, y)
 
 
-def _parts(modules: Iterable[nn.Module], name: str, fused: torch.Tensor) -> list[tuple]:
-    params = [getattr(base_linear(m), name) for m in modules]
-    return list(zip(params, fused.split([p.shape[0] for p in params]), strict=True))
+def _parameters(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
+    """Parameters that each tensor of a decoder's `Layer` consists of, by its name."""
+    products = products_of(config, layer)
+    biased = products["qkv"] if config.qkv_bias else ()
+    return {
+        **{name: [base_linear(m).weight for m in parts] for name, parts in products.items()},
+        "qkv_bias": [base_linear(m).bias for m in biased],
+        **{name: [norm.weight] for name, norm in norms_of(config, layer).items()},
+    }
 
 
 def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
-    products = products_of(config, layer)
-    joined = {name: _join(parts, "weight") if parts else None for name, parts in products.items()}
     absent: dict[str, Any] = dict.fromkeys(("input_norm", "q_norm", "k_norm", "post_norm"))
-    norms = {name: norm.weight.data for name, norm in norms_of(config, layer).items()}
+    joined = {
+        name: _join(params) if params else None
+        for name, params in _parameters(config, layer).items()
+    }
     experts = None
     if config.experts:
         weights = {name: weight.data for name, weight in experts_of(layer).items()}
         experts = Experts(
             **weights, per_token=config.experts_per_token, sum_to_one=config.experts_sum_to_one
         )
-    bias = _join(products["qkv"], "bias") if config.qkv_bias else None
     delta = None
     if config.delta and is_delta(layer):
         conv, decay, dt_bias, norm = delta_parameters(layer.linear_attn)
         delta = DeltaNet(config.delta.state, conv, decay, dt_bias, norm, config.norm_eps)
-    tensors: dict[str, Any] = absent | norms | joined
-    return Layer(**tensors, qkv_bias=bias, experts=experts, delta=delta)
+    return Layer(**absent | joined, experts=experts, delta=delta)
 
 
 @torch.no_grad()
-def _join(modules: Iterable[nn.Module], name: str) -> torch.Tensor:
-    """Concatenation of the modules' parameters, which become views of it in place."""
-    params = [getattr(base_linear(m), name) for m in modules]
+def _join(params: list[Any]) -> torch.Tensor:
+    """Concatenation of parameters, which become views of it in place."""
     if all(isinstance(p, Quantized) for p in params):
         return Quantized.cat(params)
     rows = [p.shape[0] for p in params]
@@ -218,14 +218,10 @@ def pack(decoder: Decoder) -> None:
     if decoder.embedding.device.type != "cpu":
         return
     for layer in decoder.layers:
-        for name in ("qkv", "out", "gate_up", "down"):
+        for name in PRODUCTS:
             if getattr(layer, name) is not None:
                 setattr(layer, name, packed(getattr(layer, name)))
-    tied = decoder.head.data_ptr() == decoder.embedding.data_ptr()
-    if tied and not _fits(decoder.head):
-        return
-    decoder.head = packed(decoder.head)
-
-
-def _fits(weight: torch.Tensor) -> bool:
-    return free_bytes(weight.device) >= SPARE * weight.numel() * weight.element_size()
+    head = decoder.head
+    tied = head.data_ptr() == decoder.embedding.data_ptr()
+    if not tied or free_bytes(head.device) >= SPARE * head.numel() * head.element_size():
+        decoder.head = packed(head)

@@ -14,19 +14,18 @@ from csd.models.fused.rope import FULL, LOCAL
 
 def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
     """Linear layers that make up each fused product, by its name; none for experts."""
-    mlp = layer.mlp
     if is_delta(layer):
         d = layer.linear_attn
-        qkv = [d.in_proj_qkv, d.in_proj_z, d.in_proj_b, d.in_proj_a]
-        gate_up = [mlp.gate_proj, mlp.up_proj]
-        return {"qkv": qkv, "out": [d.out_proj], "gate_up": gate_up, "down": [mlp.down_proj]}
-    a = layer.self_attn
-    qkv = [a.qkv_proj] if config.joined else [a.q_proj, a.k_proj, a.v_proj]
-    products = {"qkv": qkv, "out": [a.o_proj], "gate_up": [], "down": []}
+        qkv, out = [d.in_proj_qkv, d.in_proj_z, d.in_proj_b, d.in_proj_a], d.out_proj
+    else:
+        a = layer.self_attn
+        qkv = [a.qkv_proj] if config.joined else [a.q_proj, a.k_proj, a.v_proj]
+        out = a.o_proj
     if config.experts:
-        return products
+        return {"qkv": qkv, "out": [out], "gate_up": [], "down": []}
+    mlp = layer.mlp
     gate_up = [mlp.gate_up_proj] if config.joined else [mlp.gate_proj, mlp.up_proj]
-    return products | {"gate_up": gate_up, "down": [mlp.down_proj]}
+    return {"qkv": qkv, "out": [out], "gate_up": gate_up, "down": [mlp.down_proj]}
 
 
 def is_delta(layer: Any) -> bool:
@@ -88,7 +87,9 @@ def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     scale = getattr(inner.embed_tokens, "scalar_embed_scale", scale)
     yield "model.embedding_multiplier", scale, c.embedding_scale
     ropes = [c.rope] if c.local_rope is None else [c.rope, c.local_rope]
-    for name, rope in zip(_scalings(inner.rotary_emb), ropes, strict=True):
+    names = [f"{kind}attention_scaling" for kind in ("", f"{FULL}_", f"{LOCAL}_")]
+    scalings = [name for name in names if hasattr(inner.rotary_emb, name)]
+    for name, rope in zip(scalings, ropes, strict=True):
         value = float(getattr(inner.rotary_emb, name))
         yield f"model.rotary_emb.{name}", value, rope.attention
     yield "model.norm.variance_epsilon", _epsilon(inner.norm), c.norm_eps
@@ -105,19 +106,13 @@ def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
         yield f"{prefix}.linear_attn", is_delta(layer), c.delta is not None and c.delta.layers[i]
         if is_delta(layer):
             yield from _delta_net(f"{prefix}.linear_attn", layer.linear_attn, c)
-            yield from _feed_forward(f"{prefix}.mlp", layer.mlp, c)
-            continue
-        yield from _attention(f"{prefix}.self_attn", layer.self_attn, c, i)
+        else:
+            yield from _attention(f"{prefix}.self_attn", layer.self_attn, c, i)
         yield from _feed_forward(f"{prefix}.mlp", layer.mlp, c)
 
 
 def _epsilon(norm: Any) -> float:
     return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
-
-
-def _scalings(rotary: Any) -> list[str]:
-    names = [f"{kind}attention_scaling" for kind in ("", f"{FULL}_", f"{LOCAL}_")]
-    return [name for name in names if hasattr(rotary, name)]
 
 
 def _attention(prefix: str, module: Any, c: ModelConfig, i: int) -> Iterator[tuple[str, Any, Any]]:
@@ -142,12 +137,8 @@ def _delta_net(prefix: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, 
     yield f"{prefix}'s sizes", sizes, (size.key_heads, size.heads, size.key_dim, size.value_dim)
     yield f"{prefix}.activation", module.activation, "silu"
     yield f"{prefix}.norm.variance_epsilon", module.norm.variance_epsilon, c.norm_eps
-    conv = c.delta.conv
-    yield (
-        f"{prefix}.conv1d.weight",
-        tuple(module.conv1d.weight.shape),
-        (conv.channels, 1, conv.width),
-    )
+    conv, shape = c.delta.conv, tuple(module.conv1d.weight.shape)
+    yield f"{prefix}.conv1d.weight", shape, (conv.channels, 1, conv.width)
 
 
 def _feed_forward(prefix: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:

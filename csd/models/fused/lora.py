@@ -103,8 +103,10 @@ class FusedAdapters:
         """Read the adapters that are active now; the whole call uses them."""
         settle(self._layers)
         self.state = self.now()
-        self._names = [
-            [working(layer)[copy.number] for layer, *_ in copy.pieces] for copy in self._copies
+        # per copy: layers, names of their adapters, and the pieces' views and places
+        self._used = [
+            [(layer, working(layer)[copy.number], *piece) for layer, *piece in copy.pieces]
+            for copy in self._copies
         ]
         self._read()
 
@@ -121,7 +123,8 @@ class FusedAdapters:
         if now != self.state:
             # others may be active; a merge changes the base weights
             merged = any(a[2] != b[2] for a, b in zip(now, self.state, strict=True))
-            if merged or not all(name in layer.lora_A for layer, name in self._pairs()):
+            there = (name in layer.lora_A for used in self._used for layer, name, *_ in used)
+            if merged or not all(there):
                 raise RuntimeError(GONE)
         if self._seen != self._versions():
             self._read()
@@ -131,38 +134,30 @@ class FusedAdapters:
 
         Of each parameter pair: A, B, (their ranks in the stack, B's rows), and their scale.
         """
-        for copy, names in zip(self._copies, self._names, strict=True):
+        for copy, used in zip(self._copies, self._used, strict=True):
             parameters = [
                 (layer.lora_A[name].weight, layer.lora_B[name].weight, at, layer.scaling[name])
-                for (layer, _, _, at), name in zip(copy.pieces, names, strict=True)
+                for layer, name, _, _, at in used
             ]
             yield copy.stack, copy.a, copy.b, parameters
-
-    def _pairs(self) -> Iterator[tuple[Any, str]]:
-        for copy, names in zip(self._copies, self._names, strict=True):
-            for (layer, *_), name in zip(copy.pieces, names, strict=True):
-                yield layer, name
 
     def _versions(self) -> list:
         return [*map(version_of, self._weights), *(d[name] for d, name in self._scales)]
 
     @torch.no_grad()
     def _read(self) -> None:
-        a, b, to_a, to_b, scales = [], [], [], [], []
-        for copy, names in zip(self._copies, self._names, strict=True):
-            for (layer, view_a, view_b, _), name in zip(copy.pieces, names, strict=True):
-                a.append(layer.lora_A[name].weight)
-                b.append(layer.lora_B[name].weight)
-                scales.append((layer.scaling, name))
-                to_a.append(view_a)
-                to_b.append(view_b)
-        self._weights, self._scales = [*a, *b], scales
+        pieces = [piece for used in self._used for piece in used]
+        a = [layer.lora_A[name].weight for layer, name, *_ in pieces]
+        b = [layer.lora_B[name].weight for layer, name, *_ in pieces]
+        self._weights = [*a, *b]
+        self._scales = [(layer.scaling, name) for layer, name, *_ in pieces]
         self._seen = self._versions()
         if not a:
             return
+        to_a, to_b = zip(*(views for _, _, *views, _ in pieces), strict=True)
         torch._foreach_copy_(to_a, [w.data for w in a])
         torch._foreach_copy_(to_b, [w.data for w in b])
-        torch._foreach_mul_(to_b, [float(d[name]) for d, name in scales])
+        torch._foreach_mul_(to_b, [float(d[name]) for d, name in self._scales])
         for copy in self._copies:
             for plain, laid in zip((copy.a, copy.b), copy.stack, strict=True):
                 if laid is not plain:

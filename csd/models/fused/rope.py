@@ -40,8 +40,6 @@ _ROPE = {
         "long_factor",
     ),
 }
-
-
 # positions of a table that are computed at once; fewer in float64, whose steps run in the cache
 AT_ONCE, IN_CACHE = 4096, 128
 # pi / 2 as a sum, the first two of which have 33 bits, so that their products with n are exact
@@ -136,9 +134,11 @@ def _rope(rope: dict, config: Any) -> Rope:
                 f"rope_parameters with {name}={rope[name]!r} are not supported for {kind!r}"
             )
     attention = 1.0
-    if kind == "yarn":
+    if rope.get("attention_factor") is not None:
+        attention = float(rope["attention_factor"])
+    elif kind == "yarn":
         attention = _yarn_attention(rope)
-    if kind == "longrope":
+    elif kind == "longrope":
         attention = _long_attention(rope, config.max_position_embeddings)
     if kind != "llama3":
         return Rope(theta, None, kind, attention)
@@ -148,8 +148,6 @@ def _rope(rope: dict, config: Any) -> Rope:
 
 def _long_attention(rope: dict, positions: int) -> float:
     """Factor of cosines and sines in LongRoPE, the same below and above its border."""
-    if rope.get("attention_factor") is not None:
-        return float(rope["attention_factor"])
     old = rope[_LLAMA3[-1]]
     factor = positions / old if rope.get("factor") is None else rope["factor"]
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
@@ -157,8 +155,6 @@ def _long_attention(rope: dict, positions: int) -> float:
 
 def _yarn_attention(rope: dict) -> float:
     """Factor of cosines and sines in YaRN."""
-    if rope.get("attention_factor") is not None:
-        return float(rope["attention_factor"])
 
     def of(weight: float) -> float:
         factor = rope["factor"]

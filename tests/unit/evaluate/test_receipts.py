@@ -10,7 +10,7 @@ import csd
 from csd.cli import audit as command
 from csd.cli.main import main
 from csd.evaluate.audit import has_same_bits
-from csd.models.fused.weights_hash import weights_hash
+from csd.models.fused.held import weights_hash
 from csd.traces.receipt import bits_hash
 from csd.traces.traces import read_traces, write_traces
 
