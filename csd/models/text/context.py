@@ -54,18 +54,22 @@ def _ids(completion: Any, prompt: list[int], tokenizer: Any, vocab: int) -> list
                 "prompt to the beginning of each completion, or pass token ids"
             )
     completion = as_lists(completion)
-    whole = isinstance(completion, list | tuple) and all(
-        isinstance(t, Integral) and not isinstance(t, bool) for t in completion
-    )
-    if not whole or not completion:
-        raise ValueError(
-            f"completions must be lists of at least one token id, got {shown(completion)}"
-        )
-    if not 0 <= min(completion) <= max(completion) < vocab:
-        raise ValueError(
-            f"completions must lie in the vocabulary of {vocab}, got {shown(completion)}"
-        )
-    return [*map(int, completion)]
+    if (
+        not isinstance(completion, list | tuple)
+        or not completion
+        or not all(map(is_id, completion))
+    ):
+        expected = "be lists of at least one token id"
+    elif not 0 <= min(completion) <= max(completion) < vocab:
+        expected = f"lie in the vocabulary of {vocab}"
+    else:
+        return [*map(int, completion)]
+    raise ValueError(f"completions must {expected}, got {shown(completion)}")
+
+
+def is_id(x: object) -> bool:
+    """True for an int, or an integer of numpy, that is no bool."""
+    return isinstance(x, Integral) and not isinstance(x, bool)
 
 
 def as_lists(value: Any) -> Any:

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from csd.utils.check import AtLeast, check, fits, shown
@@ -110,15 +111,14 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
         return text if isinstance(text, str) else None
 
     _check_roles(messages, template)
-    messages_without_none = [_without_none(m) for m in messages]
+    plain = [_without_none(m) for m in messages]
     if "developer" not in template:
         # name of system messages for OpenAI's newer models
-        messages_without_none = [
-            m | {"role": "system"} if m["role"] == "developer" else m for m in messages_without_none
-        ]
-    messages_without_none = _with_read_contents(messages_without_none, template, render)
-    tried = [messages_without_none, _with_contents(messages_without_none)]
-    if any("tool_calls" in m for m in messages_without_none):
+        plain = [m | {"role": "system"} if m["role"] == "developer" else m for m in plain]
+    plain = _with_read_contents(plain, template, render)
+    # with an empty content in place of none too, for templates that join texts
+    tried = [plain, [m if "content" in m else m | {"content": ""} for m in plain]]
+    if any("tool_calls" in m for m in plain):
         tried = [
             _with_arguments(form, convert)
             for convert in (_as_object, _as_object_of_texts, _as_text)
@@ -126,18 +126,17 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
         ]
     tried = [form for i, form in enumerate(tried) if form not in tried[:i]]
     # rendered forms, with all fields, with arguments as JSON and not as Python
-    ranks: list[tuple[bool, int, bool]] = []
-    lost = []
+    ranked = []
     for form in tried:
         text = render(form)
-        lost.append(left_out(form, text, render))
-        shows_python = text is not None and _shows_python(form, text)
-        ranks.append((text is None, len(lost[-1]), shows_python))
-        if ranks[-1] == (False, 0, False):
+        lost = left_out(form, text, render)
+        rank = text is None, len(lost), text is not None and _shows_python(form, text)
+        ranked.append((rank, lost, form))
+        if rank == (False, 0, False):
             break
-    order = sorted(range(len(ranks)), key=ranks.__getitem__)
-    refuse_left_out(tried[order[0]], lost[order[0]])
-    yield from (tried[i] for i in order)
+    ranked.sort(key=itemgetter(0))
+    refuse_left_out(ranked[0][2], ranked[0][1])
+    yield from (form for _, _, form in ranked)
 
 
 def _check_roles(messages: Sequence[Mapping], template: str) -> None:
@@ -230,10 +229,7 @@ def _as_object_of_texts(arguments: Any) -> Any:
     value = _as_object(arguments)
     if not isinstance(value, dict):
         return value
-    return {
-        key: _as_text(inner) if isinstance(inner, dict | list) else inner
-        for key, inner in value.items()
-    }
+    return {k: _as_text(x) if isinstance(x, dict | list) else x for k, x in value.items()}
 
 
 def _as_text(arguments: Any) -> str:
@@ -248,10 +244,7 @@ def _shows_python(messages: list[dict], rendered: str) -> bool:
     calls = (call for m in messages for call in m.get("tool_calls", ()))
     functions = (call.get("function") for call in calls)
     containers = _containers([f.get("arguments") for f in functions if isinstance(f, Mapping)])
-    return any(
-        repr(value) in rendered and repr(value) != json.dumps(value, ensure_ascii=False)
-        for value in containers
-    )
+    return any(repr(x) in rendered and repr(x) != _as_text(x) for x in containers)
 
 
 def _containers(values: Iterable) -> Iterator[dict | list]:
@@ -259,11 +252,6 @@ def _containers(values: Iterable) -> Iterator[dict | list]:
         if isinstance(value, dict | list):
             yield value
             yield from _containers(value.values() if isinstance(value, dict) else value)
-
-
-def _with_contents(messages: list[dict]) -> list[dict]:
-    """Messages with an empty content if they have none, for templates that join texts."""
-    return [m if "content" in m else m | {"content": ""} for m in messages]
 
 
 def _texts(message: Mapping) -> list[str]:
@@ -329,9 +317,8 @@ def left_out(messages: list[dict], text: str | None, render: Render) -> list[Pat
         return []
     marks = {path: f"field{i}mark" for i, path in enumerate(_words(messages))}
     together = render(_changed(messages, marks)) or ""
-    return _without_effect(
-        [path for path, mark in marks.items() if mark not in together], messages, text, render
-    )
+    hidden = [path for path, mark in marks.items() if mark not in together]
+    return _without_effect(hidden, messages, text, render)
 
 
 def _without_effect(
@@ -370,11 +357,8 @@ def refuse_left_out(messages: list[dict], paths: list[Path]) -> None:
                 "a template that shows them as chat_template_kwargs={'chat_template': ...}"
             )
         names = ".".join(key for key in path[1:] if isinstance(key, str))
-        warn_once(
-            "the chat template leaves out %r of a message of role %r, so no model reads it",
-            names,
-            str(role),
-        )
+        text = "the chat template leaves out %r of a message of role %r, so no model reads it"
+        warn_once(text, names, str(role))
 
 
 @lru_cache(maxsize=1024)
@@ -383,21 +367,16 @@ def warn_once(message: str, *arguments: str) -> None:
     LOG.warning(message, *arguments)
 
 
-def _words(messages: list[dict]) -> Iterator[Path]:
+def _words(value: Any, path: Path = (), argument: bool = False) -> Iterator[Path]:
     """Paths of the values in messages that carry words, or arguments of tools."""
-    for i, message in enumerate(messages):
-        yield from _leaves(message, (i,), False)
-
-
-def _leaves(value: Any, path: Path, argument: bool) -> Iterator[Path]:
     # empty arguments are values too: they show a call whose name is not shown
     if isinstance(value, dict) and (value or not argument):
         for key, inner in value.items():
             if argument or key not in _LABELS:
-                yield from _leaves(inner, (*path, key), argument or key == "arguments")
+                yield from _words(inner, (*path, key), argument or key == "arguments")
     elif isinstance(value, list) and (value or not argument):
         for i, inner in enumerate(value):
-            yield from _leaves(inner, (*path, i), argument)
+            yield from _words(inner, (*path, i), argument)
     elif argument or (isinstance(value, str) and value.strip()):
         yield path
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral
+from functools import partial
 from typing import Any
 
 import torch
 
+from csd.models.text.context import as_lists, is_id
 from csd.models.text.messages import (
     as_mapping,
     check_chat,
@@ -52,17 +53,13 @@ def parse(
         raise ValueError("attention_mask needs a 2-D tensor of prompts")
 
     _check_template_kwargs(chat_template_kwargs, prompt)
-
-    def read(one: Any, name: str) -> list[int]:
-        return _one(one, tokenizer, vocab, name, chat_template_kwargs, context)
-
+    options = chat_template_kwargs or {}
+    read = partial(_one, tokenizer=tokenizer, vocab=vocab, options=options, context=context)
     if _is_one(prompt):
         return _each([prompt], lambda one, _: read(one, "prompt"), errors), False
     if not isinstance(prompt, list | tuple):
-        raise TypeError(
-            "prompt must be a str, a list of messages, token ids, or a list of these, got "
-            f"{type(prompt).__name__}"
-        )
+        expected = "a str, a list of messages, token ids, or a list of these"
+        raise TypeError(f"prompt must be {expected}, got {type(prompt).__name__}")
     if not prompt:
         raise ValueError("prompt must not be an empty list")
     return _each(prompt, read, errors), True
@@ -95,13 +92,9 @@ def as_message(prompt: str | list[dict], chat: bool) -> str | list[dict]:
 
 
 def _is_one(prompt: Any) -> bool:
-    if isinstance(prompt, str) or torch.is_tensor(prompt):
-        return True
-    return (
-        isinstance(prompt, list | tuple)
-        and len(prompt) > 0
-        and (as_mapping(prompt[0]) is not None or _is_id(prompt[0]))
-    )
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return isinstance(prompt, str) or torch.is_tensor(prompt)
+    return as_mapping(prompt[0]) is not None or is_id(prompt[0])
 
 
 def _check_template_kwargs(value: Any, prompt: Any) -> None:
@@ -111,24 +104,14 @@ def _check_template_kwargs(value: Any, prompt: Any) -> None:
         raise TypeError(f"chat_template_kwargs must be a dict, got {shown(value)}")
     prompts = [prompt] if _is_one(prompt) else prompt
     if isinstance(prompts, list | tuple) and not any(messages_of(p) is not None for p in prompts):
+        names = ", ".join(sorted(map(str, value)))
         raise ValueError(
-            "chat_template_kwargs needs a prompt of messages, got "
-            f"{', '.join(sorted(map(str, value)))} without one"
+            f"chat_template_kwargs needs a prompt of messages, got {names} without one"
         )
 
 
-def _is_id(x: object) -> bool:
-    # numpy's integers are accepted too
-    return isinstance(x, Integral) and not isinstance(x, bool)
-
-
 def _one(
-    prompt: Any,
-    tokenizer: Any,
-    vocab: int,
-    name: str,
-    chat_template_kwargs: dict | None,
-    context: int | None,
+    prompt: Any, name: str, *, tokenizer: Any, vocab: int, options: dict, context: int | None
 ) -> list[int]:
     if isinstance(prompt, str):
         _check_length(prompt, tokenizer, context, name)
@@ -145,7 +128,7 @@ def _one(
         )
     messages = messages_of(prompt)
     if messages is not None:
-        options = check_template_options(chat_template_kwargs or {})
+        options = check_template_options(options)
         return _check(chat_ids(messages, tokenizer, name, options, context), vocab, name)
     return _check(prompt, vocab, name)
 
@@ -179,10 +162,10 @@ def _without_end(ids: list[int], text: str, tokenizer: Any) -> list[int]:
             written, count = written[: -len(end)].rstrip(), count + 1
     if appended + count == len(ids):
         return ids
-    warn_once(
-        "the tokenizer ends a text with '%s': a prompt is continued, so the token is left out",
-        str(ends[ids[-1]]),
+    left_out = (
+        "the tokenizer ends a text with '%s': a prompt is continued, so the token is left out"
     )
+    warn_once(left_out, str(ends[ids[-1]]))
     return ids[: appended + count]
 
 
@@ -223,9 +206,8 @@ def chat_ids(
         try:
             with _no_panic(name):
                 text = tokenizer.apply_chat_template(form, **options | {"tokenize": False})
-                ids = tokenizer.apply_chat_template(
-                    form, tokenize=True, return_dict=True, **options
-                )["input_ids"]
+                of_ids = options | dict(tokenize=True, return_dict=True)
+                ids = tokenizer.apply_chat_template(form, **of_ids)["input_ids"]
             return _without_end(ids, text, tokenizer)
         # a template is a program, and may raise any exception
         except Exception as error:
@@ -271,28 +253,25 @@ def _need(tokenizer: Any, name: str) -> None:
 
 
 def _unpad(prompt: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
-    if attention_mask is None and len(prompt) == 1:
-        # nothing is padded
-        return prompt.tolist()
     if attention_mask is None:
+        if len(prompt) == 1:
+            # nothing is padded
+            return prompt.tolist()
         raise ValueError("a 2-D tensor of prompts needs attention_mask, which marks its padding")
     if not torch.is_tensor(attention_mask):
-        raise TypeError(
-            f"attention_mask must be a 2-D tensor, got a {type(attention_mask).__name__}"
-        )
+        kind = type(attention_mask).__name__
+        raise TypeError(f"attention_mask must be a 2-D tensor, got a {kind}")
     if prompt.is_floating_point():
         raise TypeError(f"prompt must hold token ids, got dtype {prompt.dtype}")
     if attention_mask.shape != prompt.shape:
-        raise ValueError(
-            f"attention_mask must have shape {tuple(prompt.shape)}, "
-            f"got {tuple(attention_mask.shape)}"
-        )
+        want, have = tuple(prompt.shape), tuple(attention_mask.shape)
+        raise ValueError(f"attention_mask must have shape {want}, got {have}")
     return [row[keep.bool()].tolist() for row, keep in zip(prompt, attention_mask, strict=True)]
 
 
 def _unmasked(ids: Any, mask: Any) -> Any:
     """The token ids of one or more texts without padding, as nested lists."""
-    ids, mask = (x.tolist() if hasattr(x, "tolist") else x for x in (ids, mask))
+    ids, mask = as_lists(ids), as_lists(mask)
     if mask is None:
         return ids
     if not len(ids) or not isinstance(ids[0], list | tuple):
@@ -304,7 +283,7 @@ def _check(ids: list[int] | tuple, vocab: int, name: str) -> list[int]:
     if not len(ids):
         raise ValueError(f"{name} must not be empty")
     for i in ids:
-        if not _is_id(i):
+        if not is_id(i):
             raise TypeError(f"{name} must hold token ids, got {shown(i)}")
         if not 0 <= i < vocab:
             raise ValueError(f"{name} has token id {shown(i)}, outside the vocabulary of {vocab}")

@@ -70,10 +70,8 @@ class TextStream:
         self.text = self.text[:start] + new
         if changed < len(replaced):
             # the text of earlier tokens was changed
-            for i in range(len(self.ends) - 1, -1, -1):
-                if self.ends[i] <= start + changed:
-                    break
-                self.ends[i] = start + changed
+            first = bisect_right(self.ends, start + changed)
+            self.ends[first:] = [start + changed] * (len(self.ends) - first)
         if len(new) > 2 * context.open:
             tokens = tail.tokens[tail.read :]
             self._tail = _Tail(tokens, len(tokens), context.decode(tokens), len(self.text))
@@ -160,10 +158,8 @@ class SampleText:
 
     def take(self) -> str:
         """The shown text that became certain since the last call."""
-        if self._shown is None:
-            return ""
-        if self._start is None:
-            # a stop string in what may yet be the answer would cut it
+        # before an answer, a stop string in what may yet be one would cut it
+        if self._shown is None or self._start is None:
             return ""
         end = self._shown.settled
         if self._full is not None and self._stop is not None:
@@ -183,15 +179,11 @@ class SampleText:
         by_token: whether an end token, which is the last token, ended the sample.
         """
         if self._cut is not None:
-            text = self._final(self._tokens)[: self._place(self._cut)]
-        elif by_token and not self._include_stop:
-            text = self._final(self._tokens[:-1])
+            text = self._context.text(self._tokens)[: self._place(self._cut)]
         else:
-            text = self._final(self._tokens)
+            left_out = by_token and not self._include_stop
+            text = self._context.text(self._tokens[:-1] if left_out else self._tokens)
         return text, self._upto(text)
-
-    def _final(self, tokens: list[int]) -> str:
-        return self._context.text(tokens)
 
     def _upto(self, text: str) -> str:
         added = text[self._taken :]
@@ -220,4 +212,4 @@ class SampleText:
         """Length of the shown text of the first `count` tokens."""
         if certain and self._shown is not None:
             return self._shown.ends[count - 1] if count else 0
-        return len(self._final(self._tokens[:count]))
+        return len(self._context.text(self._tokens[:count]))

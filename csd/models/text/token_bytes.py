@@ -73,13 +73,10 @@ class TokenBytes:
 def token_bytes(tokenizer: Any) -> TokenBytes:
     """The `TokenBytes` of a tokenizer, made once."""
     try:
-        read = _READ.get(tokenizer)
-        if read is None:
-            read = _READ[tokenizer] = TokenBytes(tokenizer)
+        return _READ.get(tokenizer) or _READ.setdefault(tokenizer, TokenBytes(tokenizer))
     # an object without a hash or without weak references
     except TypeError:
-        read = TokenBytes(tokenizer)
-    return read
+        return TokenBytes(tokenizer)
 
 
 @cache
