@@ -79,12 +79,10 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
     x, weight, order = _trial(sizes[-1], weight)
     interpreted = product in TRITON and weight.device.type == "cpu"
     results = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
-    for size in reversed(sizes):
-        for least in LEAST:
+    # blocks of fewer than 16 rows would multiply the time of a step
+    for size in (n for n in reversed(sizes) if n >= 16):
+        for least in (n for n in LEAST if n <= size):
             tried = [n for n in sizes if least <= n <= size]
-            # blocks of fewer than 16 rows would multiply the time of a step
-            if not tried or size < 16 or tried[-1] != size:
-                continue
             blocks = RowBlocks(least, size)
             rows = {n: min(len(results[n]), len(results[size])) for n in tried}
             same = all(torch.equal(results[n][:m], results[size][:m]) for n, m in rows.items())

@@ -24,9 +24,8 @@ def refuse_sharded(model: Any) -> None:
     kinds = {c.__name__ for m in [model, *model.modules()] for c in type(m).__mro__}
     if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise TypeError(
-            "an FSDP model has sharded weights; gather them "
-            "(FullyShardedDataParallel.summon_full_params, or a full state dict) into a plain "
-            "model"
+            "an FSDP model has sharded weights; gather them into a plain model "
+            "(FullyShardedDataParallel.summon_full_params, or a full state dict)"
         )
 
 
@@ -44,16 +43,8 @@ def refuse_absent(name: str, param: nn.Parameter) -> None:
 
 # kinds of layers with a state in place of keys and values, and fields of their configs. They are
 # run if their family computes them with functions that csd has along trees (`redirect.py`)
-STATES = {
-    "mamba": "a recurrent state",
-    "mamba2": "a recurrent state",
-    "m": "a recurrent state",
-    "linear_attention": "a recurrent state",
-    "recurrent": "a recurrent state",
-    "hybrid": "a recurrent state",
-    "hybrid_mamba": "a recurrent state",
-    "conv": (CONVOLVED := "a convolution's state"),
-}
+RECURRENT = ("mamba", "mamba2", "m", "linear_attention", "recurrent", "hybrid", "hybrid_mamba")
+CONVOLVED = "conv"
 SERVED = "gated delta rules, Mamba-2 and short convolutions of transformers' own modules"
 FIELDS = (
     "mamba_d_state",
@@ -123,11 +114,12 @@ def _refuse_states(family: str, config: Any) -> None:
         if not isinstance(kinds, Iterable) or isinstance(kinds, str):
             continue
         for i, kind in enumerate(kinds):
-            what = STATES.get(str(kind).removesuffix("_sliding"))
-            if what is not None and not _has_functions(config, what == CONVOLVED):
+            name = str(kind).removesuffix("_sliding")
+            if name in (*RECURRENT, CONVOLVED) and not _has_functions(config, name == CONVOLVED):
+                what = "a convolution's" if name == CONVOLVED else "a recurrent"
                 raise ValueError(
                     f"{family!r} has layers with a state: layer {i} is {kind!r} ({field}), with "
-                    f"{what} that a tree of drafts would need for each node; csd has that of "
+                    f"{what} state that a tree of drafts would need for each node; csd has that of "
                     f"{SERVED}"
                 )
         return

@@ -50,16 +50,11 @@ _PACKAGES = ("torch", "deepspeed")
 
 def unwrapped(model: Any) -> Any:
     """The model inside the wrappers of torch.compile, data parallelism and weight averages."""
-    while (inner := _within(model)) is not None:
+    while isinstance(children := getattr(model, "_modules", None), dict):
+        package = type(model).__module__.partition(".")[0]
+        inner = children.get("module") if package in _PACKAGES else None
+        inner = children.get("_orig_mod", inner)
+        if inner is None:
+            break
         model = inner
     return model
-
-
-def _within(model: Any) -> Any:
-    children = getattr(model, "_modules", None)
-    if not isinstance(children, dict):
-        return None
-    if "_orig_mod" in children:
-        return children["_orig_mod"]
-    package = type(model).__module__.partition(".")[0]
-    return children.get("module") if package in _PACKAGES else None

@@ -10,7 +10,7 @@ loss in chunks), and the kernels of csd and Liger compute the same values as the
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from types import MethodType
 from typing import Any
@@ -63,14 +63,13 @@ _ADVICE = "which csd's fused decoder does not support; undo it, or pass the plai
 def refuse_patched(model: Any, config: ModelConfig) -> None:
     """Raises TypeError or ValueError naming the module of `model` that was changed, and how."""
     of_all = nn.modules.module
-    _refuse_hooks("torch.nn (all modules)", of_all._global_forward_hooks)
-    _refuse_hooks("torch.nn (all modules)", of_all._global_forward_pre_hooks)
+    hooks = of_all._global_forward_hooks | of_all._global_forward_pre_hooks
+    _refuse_hooks("torch.nn (all modules)", _changing(hooks))
     # a text family (`.._text`) is in the file of its family, which may read images too
     family = config.family.removesuffix("_text")
     stock = f"transformers.models.{family}.modeling_{family}"
     for name, module in model.named_modules():
-        _refuse_hooks(name or type(model).__name__, module._forward_hooks)
-        _refuse_hooks(name or type(model).__name__, module._forward_pre_hooks)
+        _refuse_hooks(name or type(model).__name__, hooks_of(module))
         if is_lora(module) and "forward" in vars(module):
             raise TypeError(f"{name} has a replaced forward, {_ADVICE}")
     for name, module in without_adapters(model):
@@ -91,9 +90,9 @@ def refuse_patched(model: Any, config: ModelConfig) -> None:
             raise ValueError(f"{name} must be {wanted}, as of its class and config, got {actual}")
 
 
-def _refuse_hooks(name: str, hooks: dict) -> None:
-    for called in _changing(hooks):
-        raise TypeError(f"{name} has a forward hook ({called}), {_ADVICE}")
+def _refuse_hooks(name: str, hooks: Sequence[str]) -> None:
+    if hooks:
+        raise TypeError(f"{name} has a forward hook ({hooks[0]}), {_ADVICE}")
 
 
 def _changing(hooks: dict) -> list[str]:
@@ -238,7 +237,6 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _refuse_sizes(model: Any, config: ModelConfig) -> None:
-    """Raises ValueError if the embedding or head has another shape than the config's."""
     # the embedding first, since that is the one that users resize
     shape = config.vocab, config.hidden
     for name in ("model.embed_tokens", "lm_head"):

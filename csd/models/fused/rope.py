@@ -11,34 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-_LLAMA3 = (
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-)
+_OLD = "original_max_position_embeddings"
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", _OLD)
+_OF_YARN = ("mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate")
 # rope types -> their fields; the default type ignores the original context
 _ROPE = {
-    "default": _LLAMA3[-1:],
+    "default": (_OLD,),
     "llama3": _LLAMA3,
-    "linear": ("factor", _LLAMA3[-1]),
-    "yarn": (
-        "factor",
-        _LLAMA3[-1],
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-    ),
-    "longrope": (
-        "factor",
-        _LLAMA3[-1],
-        "attention_factor",
-        "short_factor",
-        "long_factor",
-    ),
+    "linear": ("factor", _OLD),
+    "yarn": ("factor", _OLD, "attention_factor", *_OF_YARN),
+    "longrope": ("factor", _OLD, "attention_factor", "short_factor", "long_factor"),
 }
 # positions of a table that are computed at once; fewer in float64, whose steps run in the cache
 AT_ONCE, IN_CACHE = 4096, 128
@@ -105,7 +87,7 @@ def context_of(config: Any) -> int | None:
     by_kind = [rope for rope in parameters.values() if isinstance(rope, dict)]
     context = int(positions)
     for rope in by_kind or [parameters]:
-        kind, old = rope.get("rope_type"), rope.get(_LLAMA3[-1])
+        kind, old = rope.get("rope_type"), rope.get(_OLD)
         if kind == "longrope" and old:
             return min(int(positions), int(old))
         # a linear scaling has no field for the old length. For all layers, it is the config's
@@ -148,14 +130,12 @@ def _rope(rope: dict, config: Any) -> Rope:
 
 def _long_attention(rope: dict, positions: int) -> float:
     """Factor of cosines and sines in LongRoPE, the same below and above its border."""
-    old = rope[_LLAMA3[-1]]
+    old = rope[_OLD]
     factor = positions / old if rope.get("factor") is None else rope["factor"]
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
 
 
 def _yarn_attention(rope: dict) -> float:
-    """Factor of cosines and sines in YaRN."""
-
     def of(weight: float) -> float:
         factor = rope["factor"]
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +20,13 @@ from csd.models.fused.linear import multiplies_bfloat16
 from csd.models.load import gguf as gguf_model
 from csd.models.load.adapter import adapter_of, with_adapter
 from csd.models.load.checkpoint import (
-    OnConfig,
     check_folder,
     check_gguf,
-    gguf_config,
     quiet_libraries,
     read_config,
-    read_gguf,
     read_model,
     read_tokenizer,
+    reading_gguf,
 )
 from csd.models.load.choose_decoder import DECODERS, decoder_of, rules_out_fused
 from csd.models.load.quantize import check_quantization, quantize
@@ -171,20 +170,17 @@ def load(
     if isinstance(model, Decoder):
         return _loaded(model, tokenizer)
     made = decoder_of(model, decoder)
-    loaded = _loaded(made, tokenizer, model.generation_config, weakref.ref(model))
-    loaded.wanted = decoder
-    loaded.held = model if isinstance(made, ModuleDecoder) else None
-    return loaded
+    held = model if isinstance(made, ModuleDecoder) else None
+    module = dict(module=weakref.ref(model), wanted=decoder, held=held)
+    return _loaded(made, tokenizer, model.generation_config, **module)
 
 
 def _loaded(
-    decoder: DecoderLike,
-    tokenizer: Any,
-    generation_config: Any = None,
-    module: weakref.ref | None = None,
+    decoder: DecoderLike, tokenizer: Any, generation_config: Any = None, **module: Any
 ) -> Loaded:
     device_and_dtype = _device_and_dtype(decoder)
-    return Loaded(decoder, decoder.config, tokenizer, generation_config, *device_and_dtype, module)
+    found = decoder.config, tokenizer, generation_config
+    return Loaded(decoder, *found, *device_and_dtype, **module)
 
 
 def _device_and_dtype(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
@@ -230,7 +226,7 @@ def _from_path(
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
     with quiet_libraries(), hub_or_cache(base):
-        on_config = _noted(before, device)
+        on_config = None if before is None else partial(before, device)
         if tokenizer is None and adapter is not None:
             tokenizer = adapter.tokenizer
         if "gguf_file" in options:
@@ -239,7 +235,9 @@ def _from_path(
             if tokenizer is None and adapter is None:
                 # before the weights, beside which the vocabulary's texts would take memory
                 tokenizer = read_tokenizer(path, options)
-            model = read_gguf(base, file, made_in, adapter is not None or wanted == "module")
+            as_module = adapter is not None or wanted == "module"
+            with reading_gguf(base):
+                model = gguf_model.read(file, made_in, as_module)
         else:
             model = read_model(base, path, dtype, options, on_config, wanted)
             if quantization is not None:
@@ -258,9 +256,8 @@ def _from_path(
         model = model.to(device)
     decoder, generation_config = decoder_of(model, wanted), model.generation_config
     if adapter is not None or not isinstance(decoder, Decoder):
-        loaded = _loaded(decoder, tokenizer, generation_config, weakref.ref(model))
-        loaded.wanted, loaded.held = wanted, model
-        return loaded
+        module = dict(module=weakref.ref(model), wanted=wanted, held=model)
+        return _loaded(decoder, tokenizer, generation_config, **module)
     # without the model, each plain matrix is freed when its packed one is made
     del model
     if packed:
@@ -293,8 +290,9 @@ def gguf_module(
     file = os.path.normpath(os.path.join(folder, options["gguf_file"]))
     with quiet_libraries():
         wanted = _default_dtype(on, is_gguf=True) if dtype is None else dtype
-        made_in = check_gguf(name, file, wanted, _noted(None, on), as_stored)
-        model = read_gguf(name, file, made_in, as_module=True)
+        made_in = check_gguf(name, file, wanted, None, as_stored)
+        with reading_gguf(name):
+            model = gguf_model.read(file, made_in, as_module=True)
     return model.to(on)
 
 
@@ -306,7 +304,8 @@ def config_of(name: str) -> ModelConfig:
         name = name if adapter is None else adapter.base
         path, options = _path_and_options(name, None if adapter is None else adapter.base_revision)
         if "gguf_file" in options:
-            return gguf_config(name, os.path.join(path, options["gguf_file"]))
+            with reading_gguf(name):
+                return gguf_model.read_config(os.path.join(path, options["gguf_file"]))
         with hub_or_cache(name):
             config = read_config(name, path, options)[1]
     assert config is not None
@@ -361,14 +360,6 @@ def _path_and_options(name: str, revision: str | None) -> tuple[str, dict[str, s
     if revision is not None:
         raise ValueError(f"revision must be None for a local path, got {name}")
     return path, options
-
-
-def _noted(before: BeforeWeights | None, device: torch.device) -> OnConfig:
-    def call(config: ModelConfig, dtype: Any) -> None:
-        if before is not None and isinstance(dtype, torch.dtype):
-            before(device, dtype, config)
-
-    return call
 
 
 def _default_dtype(device: torch.device, is_gguf: bool) -> torch.dtype | str:

@@ -267,14 +267,14 @@ def resize(model: Any, config: Any, weights: dict[str, Any], tokenizer: Any, nam
     added = range(before, after)
     shared = len({id(module.weight) for module in matrices.values()}) == 1
     trained = {*stored, *_with_tokens(config, embedding, added)}
-    for matrix in [embedding] if shared and not trained else matrices:
-        if matrix not in trained and not (shared and trained):
-            raise ValueError(
-                f"the adapter in {name} has a tokenizer of {after} tokens, the base model "
-                f"{before} rows in {matrix}, and the adapter no weights for the rows {before} to "
-                f"{after - 1}: save it with save_embedding_layers=True, or pass the base model's "
-                "tokenizer with tokenizer="
-            )
+    untrained = [matrix for matrix in matrices if matrix not in trained]
+    if untrained and not (shared and trained):
+        raise ValueError(
+            f"the adapter in {name} has a tokenizer of {after} tokens, the base model {before} "
+            f"rows in {untrained[0]}, and the adapter no weights for the rows {before} to "
+            f"{after - 1}: save it with save_embedding_layers=True, or pass the base model's "
+            "tokenizer with tokenizer="
+        )
     model.resize_token_embeddings(after, mean_resizing=False)
 
 

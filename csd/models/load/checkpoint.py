@@ -87,8 +87,8 @@ _SHAPE = r"torch\.Size\((\[[\d, ]*\])\)"
 _MISMATCH = re.compile(rf"^([\w.{{}}, ]+?) *\|.*ckpt: *{_SHAPE} vs model: *{_SHAPE}", re.MULTILINE)
 # buffers in old checkpoints that the module computes from its config
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
-# called with the config and the dtype of the weights before these are read; None if unknown
-OnConfig = Callable[[ModelConfig, torch.dtype | None], None]
+# called with the dtype and the sizes of the weights before these are read, if both are known
+OnConfig = Callable[[torch.dtype, ModelConfig], None] | None
 
 
 def read_config(
@@ -177,8 +177,9 @@ def read_model(
     check_index(name, path)
     if has_parts:
         options = options | {"key_mapping": TEXT_KEYS}
-    if sizes is not None:
-        before(sizes, config.dtype if isinstance(dtype, str) else dtype)
+    made_in = config.dtype if isinstance(dtype, str) else dtype
+    if sizes is not None and before is not None and made_in is not None:
+        before(made_in, sizes)
     try:
         with _key_reports() as reports:
             model, seen = AutoModelForCausalLM.from_pretrained(
@@ -216,31 +217,22 @@ def read_model(
 def check_gguf(
     name: str, path: str, dtype: torch.dtype | str, before: OnConfig, as_stored: bool
 ) -> torch.dtype | None:
-    """dtype with which `read_gguf` is to read a file; "auto" is float32, as the file has none.
+    """dtype with which `gguf.read` is to read a file; "auto" is float32, as the file has none.
 
     as_stored: keep the file's quantised matrices, if it has any (None), and compute in float32.
     """
     made_in = torch.float32 if isinstance(dtype, str) else dtype
-    with _reading_gguf(name):
+    with reading_gguf(name):
         as_stored = as_stored and gguf_model.has_quantized(path)
         config = gguf_model.read_config(path)
-    before(config, torch.float32 if as_stored else made_in)
+    if before is not None:
+        before(torch.float32 if as_stored else made_in, config)
     return None if as_stored else made_in
 
 
-def read_gguf(name: str, path: str, dtype: torch.dtype | None, as_module: bool) -> Any:
-    """The transformers model of a GGUF file, or `gguf.Read`, as `gguf.read` makes it."""
-    with _reading_gguf(name):
-        return gguf_model.read(path, dtype, as_module)
-
-
-def gguf_config(name: str, path: str) -> ModelConfig:
-    with _reading_gguf(name):
-        return gguf_model.read_config(path)
-
-
 @contextmanager
-def _reading_gguf(name: str) -> Iterator[None]:
+def reading_gguf(name: str) -> Iterator[None]:
+    """Context in which errors of a GGUF file's reader become those of its owner."""
     try:
         yield
     except CutFile as error:

@@ -22,7 +22,7 @@ DECODERS = ("auto", "fused", "module")
 
 def decoder_of(model: Any, wanted: str) -> DecoderLike:
     """The decoder `wanted` of a model. Raises TypeError or ValueError if it does not run it."""
-    why = None if wanted == "module" else rules_out_fused(model)
+    why = rules_out_fused(model) if wanted == "auto" else None
     if wanted == "fused" or (wanted == "auto" and why is None):
         return fuse(model)
     try:

@@ -1,6 +1,7 @@
 """Rounding of a loaded module's matrices to a type of GGUF files, by the gguf package."""
 
 import logging
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,12 +89,10 @@ class _Rows:
     def __init__(self, weight: torch.Tensor, kind: str):
         import gguf
 
-        self.weight, self.kind = weight, gguf.GGMLQuantizationType[kind.upper()]
-        numbers, size = gguf.GGML_QUANT_SIZES[self.kind]
+        type_of = gguf.GGMLQuantizationType[kind.upper()]
+        numbers, size = gguf.GGML_QUANT_SIZES[type_of]
+        self.weight, self.round = weight, partial(gguf.quants.quantize, qtype=type_of)
         self.shape = weight.shape[0], weight.shape[1] // numbers * size
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        import gguf
-
-        made: np.ndarray = gguf.quants.quantize(self.weight[part].float().numpy(), self.kind)
-        return made
+        return self.round(self.weight[part].float().numpy())

@@ -157,7 +157,6 @@ class Pass:
         return answer(call, number, own, named, self.attend.states)
 
     def _next(self, args: AttentionArgs) -> AttentionCall:
-        """The probed call of these arguments. Raises RuntimeError if they differ from it."""
         call = self.calls[self.at] if self.at < len(self.calls) else None
         if call is None or call.module() is not args.module:
             due = "none" if call is None else call.place
@@ -167,6 +166,10 @@ class Pass:
                 "pass"
             )
         self.at += 1
+        self._check(call, args)
+        return call
+
+    def _check(self, call: AttentionCall, args: AttentionArgs) -> None:
         _, query, key, value, mask, named = args
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:
@@ -185,7 +188,6 @@ class Pass:
                     f"{call.place} must call attention with {what} {want}, as in its test pass, "
                     f"got {got}"
                 )
-        return call
 
     def end(self) -> None:
         """Raises RuntimeError unless all calls were made."""

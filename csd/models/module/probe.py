@@ -118,9 +118,6 @@ class AttentionCall:
     device: torch.device
     layer: int  # layer of the cache that has its keys and values
 
-    def __str__(self) -> str:
-        return f"{self.place}: {self.spec}"
-
 
 @dataclass(slots=True)
 class Probed:
@@ -145,7 +142,9 @@ def probe(
     vocabulary. context: its number of positions.
     """
     device = next(model.parameters()).device
-    ids, position = text(tokens, device)
+    position = torch.arange(TOKENS, device=device)[None]
+    # they differ if the vocabulary allows it
+    ids = (position * 7 + 3) % tokens
     noted = _Noted(model, device, context)
     put_in_front(parts.modules)
     with torch.no_grad(), calls_go_to(noted, parts), refusing(model):
@@ -177,12 +176,6 @@ def refusing(model: Any) -> Iterator[None]:
         raise NotAdmitted(f"{type(model).__name__} fails in csd's test pass: {what}") from error
 
 
-def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and positions, both [1, T], of a short text; ids differ if the vocabulary allows it."""
-    position = torch.arange(TOKENS, device=device)[None]
-    return (position * 7 + 3) % tokens, position
-
-
 class _Noted:
     """Computes calls with the module's own functions, and records them."""
 
@@ -195,6 +188,7 @@ class _Noted:
         self.masks: list[tuple[torch.Tensor, Callable]] = []
         # queries, keys and values, so that no later tensor takes the memory of an earlier one
         self.held: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.places: list[list[tuple]] = []  # shapes, strides and addresses of keys and values
         self.kinds: dict[int, tuple[int | None, int | None]] = {}
 
     def mask(self, named: dict[str, Any]) -> torch.Tensor:
@@ -221,6 +215,8 @@ class _Noted:
         function = self._mask_function(module_name, mask)
         window, chunk = self._kind(module_name, function)
         scale, softcap = named.get("scaling"), named.get("softcap")
+        place = [(x.shape, x.stride(), x.data_ptr()) for x in (key, value)]
+        shares = self.places.index(place) if place in self.places else None
         spec = AttentionSpec(
             heads=query.shape[1],
             kv_heads=key.shape[1],
@@ -231,16 +227,17 @@ class _Noted:
             chunk=chunk,
             softcap=None if softcap is None else float(softcap),
             sinks=named.get("s_aux") is not None,
-            shares=self._shared(key, value),
+            shares=shares,
         )
         self.held.append((query, key, value))
+        self.places.append(place)
         numbers = {k: v for k, v in named.items() if k == "s_aux" or not torch.is_tensor(v)}
-        place = module_name, weakref.ref(module)
-        if spec.shares is None:
+        if shares is None:
             layer = sum(call.spec.shares is None for call in self.calls)
         else:
-            layer = self.calls[spec.shares].layer
-        self.calls.append(AttentionCall(*place, spec, function, numbers, query.device, layer))
+            layer = self.calls[shares].layer
+        of_call = module_name, weakref.ref(module)
+        self.calls.append(AttentionCall(*of_call, spec, function, numbers, query.device, layer))
         assert mask is not None
         return by_own_function(module, query, key, value, mask, named)
 
@@ -285,10 +282,6 @@ class _Noted:
             self.kinds[id(function)] = window, chunk
         return self.kinds[id(function)]
 
-    def _shared(self, key: torch.Tensor, value: torch.Tensor) -> int | None:
-        same = (all(map(_is_same, (key, value), earlier)) for _, *earlier in self.held)
-        return next((i for i, is_same in enumerate(same) if is_same), None)
-
 
 def by_own_function(
     module: nn.Module,
@@ -307,11 +300,6 @@ def by_own_function(
         mask = mask.masked_fill(~visible, torch.finfo(query.dtype).min)
     result: torch.Tensor = own(module, query, key, value, mask, **named | {"dropout": 0.0})[0]
     return result
-
-
-def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
-    same = x.shape == y.shape and x.stride() == y.stride()
-    return same and x.data_ptr() == y.data_ptr()
 
 
 FAR = 1 << 20

@@ -85,10 +85,10 @@ def check_template_options(options: dict) -> dict:
             )
     continues = bool(options.get("continue_final_message"))
     if continues and options.get("add_generation_prompt"):
+        both = "continue_final_message", "add_generation_prompt"
+        values = " and ".join(repr(options[name]) for name in both)
         raise ValueError(
-            "chat_template_kwargs must not have both continue_final_message and "
-            f"add_generation_prompt, got {options['continue_final_message']!r} and "
-            f"{options['add_generation_prompt']!r}"
+            f"chat_template_kwargs must not have both {' and '.join(both)}, got {values}"
         )
     return {"add_generation_prompt": not continues} | options
 
@@ -200,8 +200,6 @@ def _lost(texts: list[str], rendered: str | None) -> int:
 
 
 def _with_arguments(messages: list[dict], convert: Callable[[Any], Any]) -> list[dict]:
-    """Messages whose tool calls have converted arguments."""
-
     def read(call: dict) -> dict:
         function = call.get("function")
         if not isinstance(function, Mapping) or function.get("arguments") is None:
