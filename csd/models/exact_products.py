@@ -28,6 +28,7 @@ from csd.kernels.ops import Ops
 from csd.models.fused.linear import in_loops, linear, packed
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Trial = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 # numbers of rows that are tried; fewer for matrices with more than LARGE numbers
 SIZES = (1, 2, 3, 4, 5, 8, 13, 16, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 256)
@@ -76,31 +77,28 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
         sizes = GPU_SIZES
     elif weight.shape[0] * weight.shape[1] > LARGE:
         sizes = FEW_SIZES
-    x, weight, order = _trial(sizes[-1], weight)
+    x, weight, _ = trial = _trial(sizes[-1], weight)
     interpreted = product in TRITON and weight.device.type == "cpu"
     results = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
     # blocks of fewer than 16 rows would multiply the time of a step
     for size in (n for n in reversed(sizes) if n >= 16):
         for least in (n for n in LEAST if n <= size):
             tried = [n for n in sizes if least <= n <= size]
-            blocks = RowBlocks(least, size)
             rows = {n: min(len(results[n]), len(results[size])) for n in tried}
             same = all(torch.equal(results[n][:m], results[size][:m]) for n, m in rows.items())
-            if same and _any_place(product, blocks, x, weight, order):
-                return blocks
+            if same and _any_place(product, size, trial):
+                return RowBlocks(least, size)
     raise _nothing_agrees(weight)
 
 
 def fixed_blocks(product: Product, weight: torch.Tensor, rows: int) -> RowBlocks:
     """Blocks of exactly `rows` rows. Raises ValueError unless a row's index changes no bits."""
-    blocks = RowBlocks(rows, rows)
-    x, tried, order = _trial(rows, weight)
-    if not _any_place(product, blocks, x, tried, order):
+    if not _any_place(product, rows, _trial(rows, weight)):
         raise _nothing_agrees(weight)
-    return blocks
+    return RowBlocks(rows, rows)
 
 
-def _trial(rows: int, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _trial(rows: int, weight: torch.Tensor) -> Trial:
     """Rows [rows, in], a matrix like `weight` to multiply them with, and a permutation of them.
 
     Results that are rounded to 16 bits rarely show another order of summation. So the matrix has
@@ -134,15 +132,9 @@ def _in_pieces(product: Product, x: torch.Tensor, weight: torch.Tensor, n: int) 
     return torch.cat([product(piece, weight, None) for piece in x.split(n) if len(piece) == n])
 
 
-def _any_place(
-    product: Product,
-    blocks: RowBlocks,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    order: torch.Tensor,
-) -> bool:
-    """True if the rows have the same results in another order."""
-    n = blocks.max_rows
+def _any_place(product: Product, n: int, trial: Trial) -> bool:
+    """True if the first n rows have the same results in another order."""
+    x, weight, order = trial
     moved = order[order < n]
     return torch.equal(product(x[:n][moved], weight, None), product(x[:n], weight, None)[moved])
 

@@ -178,7 +178,7 @@ def read_model(
     if has_parts:
         options = options | {"key_mapping": TEXT_KEYS}
     made_in = config.dtype if isinstance(dtype, str) else dtype
-    if sizes is not None and before is not None and made_in is not None:
+    if sizes is not None and before is not None and isinstance(made_in, torch.dtype):
         before(made_in, sizes)
     try:
         with _key_reports() as reports:

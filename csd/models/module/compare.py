@@ -22,7 +22,7 @@ from csd.kernels.states import StepStates
 from csd.kernels.states.prompt import PromptStates
 from csd.models.module.mixers import MixerCall, answer
 from csd.models.module.probe import AttentionCall, NotAdmitted, by_own_function
-from csd.models.redirect import CONVOLUTION
+from csd.models.redirect import CONVOLUTION, AttentionArgs
 from csd.state.kv_cache import PAGE, pages_for
 from csd.state.recurrent import ConvSize, StateMemory, StateSizes
 
@@ -54,7 +54,8 @@ def attention_difference(call: AttentionCall) -> float:
         q, k, v = _operands(call, length, spread)
         query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
         with torch.no_grad():
-            want = by_own_function(module, query, key, value, visible, call.named)[0]
+            args = AttentionArgs(module, query, key, value, visible, call.named)
+            want = by_own_function(args)[0]
             outputs = {
                 "a step's rows": _of_step(call, q, k, v),
                 "a prompt's tokens": _of_prompt(call, q, k, v),

@@ -238,8 +238,7 @@ class _Noted:
             layer = self.calls[shares].layer
         of_call = module_name, weakref.ref(module)
         self.calls.append(AttentionCall(*of_call, spec, function, numbers, query.device, layer))
-        assert mask is not None
-        return by_own_function(module, query, key, value, mask, named)
+        return by_own_function(args)
 
     def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
         # a core follows its mixer's convolution
@@ -283,21 +282,15 @@ class _Noted:
         return self.kinds[id(function)]
 
 
-def by_own_function(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    visible: torch.Tensor,
-    named: dict[str, Any],
-) -> torch.Tensor:
-    """The module's attention without csd, [1, M, H, Dv]. visible: bool [1, 1, M, T]."""
+def by_own_function(args: AttentionArgs) -> torch.Tensor:
+    """The module's attention without csd, [1, M, H, Dv]; the mask is bool [1, 1, M, T]."""
+    module, query, key, value, mask, named = args
+    assert mask is not None
     name, own = own_function(module, named)
-    mask = visible
     if name == "eager":
         # a mask that is added to scores
-        mask = torch.zeros_like(visible, dtype=query.dtype)
-        mask = mask.masked_fill(~visible, torch.finfo(query.dtype).min)
+        added = torch.zeros_like(mask, dtype=query.dtype)
+        mask = added.masked_fill(~mask, torch.finfo(query.dtype).min)
     result: torch.Tensor = own(module, query, key, value, mask, **named | {"dropout": 0.0})[0]
     return result
 
