@@ -11,7 +11,7 @@ import torch
 import transformers
 from helpers.oracles import oracle
 from helpers.oracles.dense import assert_same_logits, some_tokens, their_logits
-from helpers.targets import few, slow
+from helpers.targets import slow
 
 import csd
 from bench.lib.shapes import SHAPES
@@ -43,9 +43,9 @@ def loaded():
 
 def test_logits(loaded):
     engine, module = loaded
-    tokens = some_tokens(45, module.config.vocab_size)
+    tokens = some_tokens(21, module.config.vocab_size)
     exact = their_logits(copy.deepcopy(module).double(), tokens)
-    assert_same_logits(engine.decoder, tokens, their_logits(module, tokens), 40, exact)
+    assert_same_logits(engine.decoder, tokens, their_logits(module, tokens), 18, exact)
 
 
 def test_its_shape_is_the_one_we_time(loaded):
@@ -55,36 +55,11 @@ def test_its_shape_is_the_one_we_time(loaded):
     assert replace(config, norm_eps=1e-5) == SHAPES["smollm2-135m"]
 
 
-def test_samples_are_those_of_plain_sampling(loaded):
-    """Drawn with transformers; a difference is a tie."""
-    engine, module = loaded
-    prompt = engine.tokenizer("The capital of France is")["input_ids"]
-    length = min(TOKENS // 20, 40)
-    out = csd.generate(
-        engine,
-        prompt,
-        num_samples=2,
-        seed=3,
-        max_new_tokens=length,
-        temperature=0.8,
-        budget=8,
-        ignore_eos=True,
-    )
-    for sample in out:
-        tokens, _, _, gaps = oracle.generate(
-            module, prompt, seed=3, sample=sample.index, max_new_tokens=length, temperature=0.8
-        )
-        same = [a == b for a, b in zip(sample.tokens, tokens, strict=True)]
-        if not all(same):
-            at = same.index(False)
-            print(f"sample {sample.index} differs at token {at}, score gap {gaps[at]:.2e}")
-            assert gaps[at] < 1e-4
-
-
-@slow
+@pytest.mark.parametrize("texts,total", [(1, 24), pytest.param(8, TOKENS, marks=slow)])
 @torch.no_grad()
-def test_every_token_follows_its_prefix(loaded):
-    """Each token csd drew, against transformers' logits for the prefix csd had.
+def test_every_token_follows_its_prefix(loaded, texts, total):
+    """Each token csd drew, against transformers' logits for the prefix csd had; a difference is a
+    tie.
 
     So whole samples are plain sampling's, as by drawing them again, but one forward pass over a
     sample gives the logits of all its prefixes.
@@ -92,8 +67,9 @@ def test_every_token_follows_its_prefix(loaded):
     engine, module = loaded
     texts = [
         f"Write {n} short sentences about the sea and the people who live by it."
-        for n in ("two", "three", "four", "five", "six", "seven", "eight", "nine")
+        for n in ("two", "three", "four", "five", "six", "seven", "eight", "nine")[:texts]
     ]
+    samples = min(8, max(2, -(-total // 160)))
     vocab, seen, differ = engine.config.vocab, 0, []
     for text in texts:
         prompt = engine.tokenizer(text)["input_ids"]
@@ -101,10 +77,10 @@ def test_every_token_follows_its_prefix(loaded):
         out = csd.generate(
             engine,
             prompt,
-            num_samples=min(8, -(-TOKENS // 160)),
+            num_samples=samples,
             seed=5,
             temperature=0.8,
-            max_new_tokens=160,
+            max_new_tokens=min(160, total // samples),
             budget=16,
             ignore_eos=True,
         )
@@ -119,11 +95,11 @@ def test_every_token_follows_its_prefix(loaded):
                     differ.append((sample.index, i, gap))
                     print(f"sample {sample.index} differs at token {i}, score gap {gap:.2e}")
                     assert gap < 1e-4
-            if seen >= TOKENS:
+            if seen >= total:
                 break
-        if seen >= TOKENS:
+        if seen >= total:
             break
-    assert vocab == z.shape[0] and seen >= TOKENS
+    assert vocab == z.shape[0] and seen >= total
     assert len(differ) <= max(1, seen // 10_000)
 
 
@@ -144,15 +120,14 @@ def exact(loaded):
         pytest.skip(str(error))
 
 
-@few(1)
-@pytest.mark.parametrize("samples,tokens", [(1, 50), (4, 12)])
-def test_exact_logits_do_not_depend_on_drafts(exact, samples, tokens):
+@pytest.mark.parametrize("samples,tokens,budget", [(4, 8, 8), pytest.param(1, 50, 24, marks=slow)])
+def test_exact_logits_do_not_depend_on_drafts(exact, samples, tokens, budget):
     """Its log-probabilities show other bits long before a token differs."""
     prompt = exact.tokenizer("A baker makes 6 trays of 12 rolls.")["input_ids"]
     asked = dict(num_samples=samples, max_new_tokens=tokens, seed=2, ignore_eos=True)
-    drafted = exact.generate(prompt, budget=24, **asked)
+    drafted = exact.generate(prompt, budget=budget, **asked)
     plain = exact.generate(prompt, speculate=False, **asked)
-    assert drafted.tokens == plain.tokens
+    assert drafted.stats.nodes_accepted > 0 and drafted.tokens == plain.tokens
     assert drafted.logprobs == plain.logprobs and drafted.raw_logprobs == plain.raw_logprobs
 
 

@@ -4,6 +4,7 @@ import gguf
 import pytest
 import torch
 from helpers.models import checkpoints, families, gguf_files
+from helpers.targets import values
 
 import csd
 from csd.cli.main import main
@@ -46,6 +47,7 @@ def made(family, path):
 CASES = [("qwen2", kind) for kind in TYPES] + [("qwen3_moe", "q8_0"), ("qwen3_5_text", "q4_0")]
 
 
+@values
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_a_folders_matrices_are_rounded_once(tmp_path, family, kind):
     path = made(family, tmp_path)

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from helpers.targets import pairs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -80,6 +81,7 @@ def drawn(tokenizer, tokens, stop, split, **options) -> tuple[SampleText, int, s
     return text, count, shown, "".join(pieces) + rest
 
 
+@pairs
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("stop", STOPS, ids=str)
 @pytest.mark.parametrize("skip", [True, False], ids=["shown without", "shown with"])
