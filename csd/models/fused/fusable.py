@@ -62,8 +62,7 @@ _ADVICE = "which csd's fused decoder does not support; undo it, or pass the plai
 
 def refuse_patched(model: Any, config: ModelConfig) -> None:
     """Raises TypeError or ValueError naming the module of `model` that was changed, and how."""
-    of_all = nn.modules.module
-    hooks = of_all._global_forward_hooks | of_all._global_forward_pre_hooks
+    hooks = nn.modules.module._global_forward_hooks | nn.modules.module._global_forward_pre_hooks
     _refuse_hooks("torch.nn (all modules)", _changing(hooks))
     # a text family (`.._text`) is in the file of its family, which may read images too
     family = config.family.removesuffix("_text")
