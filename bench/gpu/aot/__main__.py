@@ -32,8 +32,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
     tasks = [(t, d, named[s]) for t in args.targets for d in args.dtypes for s in args.shapes]
-    # the expression is searched in "TARGET NAME"
-    without = rf"^(?!\S+ .*(?:{args.kernels}))" if args.kernels else ""
+    # it is searched in "TARGET SHAPE KERNEL"
+    without = rf"^(?!\S+ \S+ .*(?:{args.kernels}))" if args.kernels else ""
     rows = run(tasks, args.jobs, without=without)
     rows.sort(key=lambda r: (r["kernel"], r["target"], r["dtype"], r["shape"]))
     print(table(rows))

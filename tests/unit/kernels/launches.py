@@ -3,13 +3,13 @@
 The step's kernels are compiled first: by child processes of the step, or, if FIRST is "bench", by
 `bench.gpu` for the step's shape. Then Triton's own launch path runs, up to the
 binary for sm_90, with a driver that has no device; nothing is launched, and what kernels would have
-written is zero. One JSON object per launch. TRITON_CACHE_DIR must name a folder.
+written is zero. One JSON object per launch. TRITON_CACHE_DIR must name a folder, which may have
+binaries: a launch's binary is "kept" if the child processes took it from there or compiled it.
 """
 
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,14 +17,14 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
 import triton
+from launched import CONFIG, SHAPE
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from bench.gpu.aot import run
 from bench.gpu.aot.record import TARGETS, jobs_of
-from bench.lib.kernel_shape import Shape
-from bench.lib.shapes import SHAPES, random_model
+from bench.lib.shapes import random_model
 from csd.engine.first_call.compile_kernels import compile_in_children
 from csd.engine.step.static_step import StaticStep
 from csd.graph.consensus import ConsensusGraph
@@ -33,9 +33,6 @@ from csd.state.context_table import GraphConfig
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 
-# SmolLM2's but for the vocabulary, which takes the time, and one layer
-CONFIG = replace(SHAPES["smollm2-135m"], layers=1, vocab=5000, context=512, tied=False)
-SHAPE = Shape.of("smollm2-135m", CONFIG)
 NO_DEVICE = SimpleNamespace(
     get_current_target=lambda: TARGETS["sm_90"].gpu,
     get_current_device=lambda: "sm_90",
@@ -58,8 +55,26 @@ def binaries() -> int:
     return sum(1 for _ in Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin"))
 
 
-def watch(ahead: set) -> None:
-    """ahead: the keys of the jobs that `make aot` compiles."""
+def compiled_in_children(step: StaticStep) -> set[str]:
+    """Compiles the step's kernels in child processes; returns the hashes of their binaries."""
+    compile, (reader, writer) = triton.compile, os.pipe()
+
+    def reported(*args, **options):
+        kernel = compile(*args, **options)
+        os.write(writer, f"{kernel.hash}\n".encode())
+        return kernel
+
+    triton.compile = reported
+    if not compile_in_children(step, TARGETS["sm_90"], processes=2):
+        raise RuntimeError("not every kernel was compiled")
+    triton.compile = compile
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        return {*file.read().split()}
+
+
+def watch(ahead: set, children: set[str] | None) -> None:
+    """ahead: the keys of the jobs that `make aot` compiles. children: hashes of their binaries."""
     launch = JITFunction.run
 
     def run(kernel, *args, grid, warmup, **options):
@@ -78,7 +93,7 @@ def watch(ahead: set) -> None:
             "constants": str(source.constants),
             "shared": meta.shared,
             "scratch": meta.global_scratch_size,
-            "kept": binaries() == before,
+            "kept": binaries() == before and (children is None or compiled.hash in children),
         }
         print(json.dumps(row), flush=True)
 
@@ -86,7 +101,7 @@ def watch(ahead: set) -> None:
 
 
 def main(slots: int, rows: int, first: str = "children") -> None:
-    dtype = torch.float16
+    dtype, children = torch.bfloat16, None
     graph = ConsensusGraph(ops.triton(), torch.device("cpu"), GraphConfig(capacity=1 << 12))
     cache = KVCache(
         CONFIG,
@@ -99,14 +114,17 @@ def main(slots: int, rows: int, first: str = "children") -> None:
         device="cpu",
     )
     state = Slots.empty(slots, SHAPE.vocab, 64, graph.context)
-    step = StaticStep(random_model(CONFIG, dtype=dtype), graph, cache, state, ops.triton())
+    decoder = random_model(CONFIG, dtype=dtype)
+    # as on a GPU: on a CPU loops may multiply bfloat16
+    decoder.linear = torch.nn.functional.linear
+    step = StaticStep(decoder, graph, cache, state, ops.triton())
     if first == "bench":
-        tasks = [("sm_90", "fp16", SHAPE)]
-        run(tasks, cache=os.environ["TRITON_CACHE_DIR"], without=NOT_LAUNCHED, disassembled=())
-    elif not compile_in_children(step, TARGETS["sm_90"], processes=2):
-        raise RuntimeError("not every kernel was compiled")
+        tasks, folder = [("sm_90", "bf16", SHAPE)], os.environ["TRITON_CACHE_DIR"]
+        run(tasks, cache=folder, without=NOT_LAUNCHED, disassembled="$^")
+    else:
+        children = compiled_in_children(step)
     driver.set_active(NO_DEVICE)
-    watch({job.key for job in jobs_of("sm_90", SHAPE, "fp16")})
+    watch({job.key for job in jobs_of("sm_90", SHAPE, "bf16")}, children)
     with Zeros():
         for _ in range(2):
             step.body(rows, rows)

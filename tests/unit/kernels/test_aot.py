@@ -1,18 +1,30 @@
 """Kernels compiled ahead of time fit their chip, spill nothing, and are what a launch finds.
 
-Each kernel for each target, in one size where it has several; `make aot` compiles all.
+Each kernel for each target, in one size where it has several; `make aot` compiles all. A step's
+launches are compiled too, as they are launched (`launches.py`).
 """
 
+import json
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from helpers.kernels.step_kernels import STEP
 from helpers.targets import slow
+from launched import SHAPE
 
 from bench.gpu.aot import SHAPES, TARGETS, problems, run, table
 from bench.gpu.aot.compile import at_once, mma_loops
 from bench.gpu.aot.run import BUFFER_OPERATIONS, _older_passes
 from csd.kernels.attention.triton import launch
 from csd.kernels.common.gpu import Chip
+
+ROOT = Path(__file__).parents[3]
+# the Triton of torch 2.10 and 2.11
+OLDER = ROOT / "build" / "triton-3.6"
 
 KERNELS = {
     "advance_slots",
@@ -56,7 +68,9 @@ KERNELS = {
 }
 
 
-CHIPS = {"sm_90": SHAPES[0], "sm_80": SHAPES[2], "gfx942": SHAPES[0]}
+LARGE, SMALL = SHAPES[0], SHAPES[2]
+TASKS = [("sm_90", LARGE), ("sm_90", SHAPE), ("sm_80", SMALL), ("gfx942", SMALL)]
+CHIPS = dict(TASKS)
 TENSOR_CORES = {"sm_100": "tcgen05"}
 
 
@@ -65,45 +79,54 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("triton")
 
 
-# all graphs but one of the default's orders (sm_90) and one of four (others), with the default's
-# context, and what differs from another kernel by a size
+# searched in "TARGET SHAPE KERNEL": of the variants of a kernel each is left to one target
 WITHOUT = "|".join(
     (
+        # all graphs but the default (sm_90) and one of four orders (others), with the default's
+        # context, and what differs from another kernel by a size
         r"^sm_90 .*O=[458]\b",
         r"^(sm_80|gfx942) .*O=[578]\b",
-        r"(fill|finish|observe|advance_slots) N=[48]\b",
+        r"(fill|finish|observe_claim|advance_slots) N=[48]\b",
         "fill N=16, with history",
-        # on sm_90 of growth both kinds, of a layer both kinds, and all tiles of products
-        r"^(sm_80|gfx942) draft_tree grow O=4$",
-        r"^(sm_80|gfx942) layered_dag, chain",
-        r"^(sm_80|gfx942) (row|gated)_linear BLOCK_T=(16|32|64)\b",
-        # variants by a flag or a size, on sm_90 all
+        r"^(sm_80|gfx942) .*(grow O=4|verify finish|observe_claim N=16)$",
+        # of the model that is launched, what depends on its sizes
+        rf"^sm_90 {SHAPE.name} (?!(rms_norm F=512 PARTS=1(, of rows|, with residual)?|swiglu)$)",
+        # windows, caps and sinks: all three, on sm_80, and of packed samples on sm_90
+        r", (window|cap|short values)$",
+        r"^sm_80 .*(tree_attention|exact_attention|plan_|merge_)[^,]*$",
+        r"^(sm_90|gfx942) .*(tree_attention|exact_attention|plan_|merge_).*, sinks$",
+        r"^sm_90 .*packed_attention[^,]*$",
+        r"^(sm_80|gfx942) .*packed_attention.*, sinks$",
+        # all tiles of products on sm_90
+        r"_linear BLOCK_T=(16|32|64), |gated_linear BLOCK_T=(16|32|64)",
+        r"^(sm_80|gfx942) .*_linear BLOCK_T=((16|32|64)|128, )",
+        # other flags and sizes
+        r"^sm_90 .*dag, chain|^(sm_80|gfx942) .*dag, tree",
+        r"^(sm_90|gfx942) .*SOLVE=False|^sm_80 .*SOLVE=True",
         r"^(sm_80|gfx942) .*, (plus one|gelu|of a part)$",
         r"^(sm_80|gfx942) .*(large cache|with residual|of rows|of splits|rotate|silu_mul)",
-        r"^(sm_80|gfx942) .*(BLOCK_T=128, split|with bias|F=64|SOLVE=False|MOVED=False)",
-        # of attention with windows, caps and sinks, on sm_90 that which has all
-        r", (window|cap|short values)$",
-        r"^(sm_80|gfx942) (?!first_keys).*, sinks$",
-        # of packed samples that one alone
-        r"^sm_90 packed_attention[^,]*$",
+        r"^(sm_80|gfx942) .*(with bias|F=64|MOVED=False)",
     )
 )
+# those whose instructions are counted
+COUNTED = r"^sm_90 \S+ (verify scan|tree_attention D=128|(row|gated)_linear B)"
 
 
 # of other chips, kernels whose tiles depend on the chip
 OTHER_CHIPS = tuple(name for name in TARGETS if name not in CHIPS)
-TILED = r"^\S+ (tree_attention D=128|exact_attention pages D=128|row_linear BLOCK_T=\d+)$"
+TILED = r"^\S+ \S+ (tree_attention D=128|exact_attention pages D=128|row_linear BLOCK_T=\d+)$"
 
 
 @pytest.fixture(scope="module")
 def rows(cache):
-    """Every kernel for three targets: a shape a target, of two head sizes, without WITHOUT.
+    """Every kernel for three targets, and each of its variants for one, without WITHOUT.
 
     `make aot` compiles all specialisations of all shapes and dtypes, and disassembles those of both
     NVIDIA targets.
     """
-    tasks = [(target, "bf16", shape) for target, shape in CHIPS.items()]
-    return run(tasks, cache=str(cache), without=WITHOUT, disassembled=("sm_90",))
+    tasks = [(target, "bf16", shape) for target, shape in TASKS]
+    # one process, since each reads all modules: `make test` has another one beside it
+    return run(tasks, processes=1, cache=str(cache), without=WITHOUT, disassembled=COUNTED)
 
 
 def test_kernels_compile_fit_and_do_not_spill(rows):
@@ -140,7 +163,7 @@ def test_a_full_page_of_attention_has_no_mask(rows):
 @slow
 @pytest.mark.parametrize("target", OTHER_CHIPS)
 def test_tiles_of_other_chips_fit_two_programs(target):
-    rows = run([(target, "bf16", SHAPES[0])], without=rf"(?!{TILED})^", disassembled=())
+    rows = run([(target, "bf16", LARGE)], without=rf"(?!{TILED})^", disassembled="$^")
     assert len(rows) == 6 and not [row for row in rows if problems(row)], table(rows)
     assert min(row["at once"] for row in rows) >= 2, table(rows)
     assert {row["mma"] for row in rows} == {TENSOR_CORES.get(target, "mma")}, table(rows)
@@ -261,6 +284,17 @@ def test_what_moves_most_is_read_16_bytes_at_a_time(rows):
             assert row["wide"] >= wide and not row["narrow"], table([row])
 
 
+@slow
+def test_every_variant_compiles_fits_and_does_not_spill():
+    # of AMD's, what the larger heads need more memory for
+    tasks = [(target, "bf16", LARGE) for target in ("sm_90", "gfx942")]
+    rows = run(tasks, without=r"^gfx942 (?!.*D=128)")
+    bad = [row for row in rows if problems(row)]
+    assert not bad, "\n" + table(bad)
+    assert {row["target"] for row in rows} == {"sm_90", "gfx942"}
+    test_what_moves_most_is_read_16_bytes_at_a_time(rows)
+
+
 def test_problems():
     good = dict(target="sm_90", dtype="bf16", shared=10, limit=10, spills=0, stack=0)
     assert not problems(good)
@@ -268,3 +302,71 @@ def test_problems():
     assert problems(good | {"spills": 2, "stack": 8}) == ["2 spills, stack 8"]
     assert problems({"error": "CompilationError"}) == ["CompilationError"]
     assert not problems(good | {"spills": 2, "target": "sm_80"})
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((1, 16), id="one slot"),
+        pytest.param((5, 64), id="five slots", marks=slow),
+        pytest.param((1, 16, "bench"), id="Triton 3.6, compiled by bench.gpu", marks=slow),
+    ],
+)
+def launches(request, tmp_path_factory):
+    """Launches of two equal steps, a list each."""
+    path, older = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "bench" in request.param
+    folder = tmp_path_factory.mktemp("launches") / "triton"
+    if older and not OLDER.is_dir():
+        pytest.skip(f"needs {OLDER.relative_to(ROOT)}: make triton-3.6")
+    if older:
+        path = f"{OLDER}:{path}"
+    elif request.param == (1, 16):
+        # but for one kernel, what the step's processes would compile is there already
+        request.getfixturevalue("rows")
+        compiled = request.getfixturevalue("cache")
+        norms = [file.parent.name for file in compiled.glob("*/rms_norm_kernel.cubin")]
+        assert norms
+        shutil.copytree(compiled, folder, ignore=lambda *_: norms)
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/unit/kernels/launches.py"), *map(str, request.param)],
+        env=os.environ
+        | {"TRITON_INTERPRET": "0", "PYTHONPATH": path, "TRITON_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stderr[-3000:]
+    steps = [[]]
+    for row in map(json.loads, done.stdout.splitlines()):
+        steps[-1].append(row) if row else steps.append([])
+    assert steps.pop() == []
+    assert {row["triton"].startswith("3.6.") for row in steps[0]} == {older}
+    return steps
+
+
+def test_every_launch_compiles_and_fits(launches):
+    first, _ = launches
+    # an integer that is 1 is another specialisation than the one compiled ahead of time
+    assert [row["kernel"] for row in first] == [
+        f"{name}_kernel" for names in STEP.values() for name in names
+    ]
+    assert all(row["shared"] <= TARGETS["sm_90"].shared for row in first)
+    assert all(min(row["grid"]) >= 1 for row in first)
+    # what Triton would ask an allocator for, which nobody has set
+    assert not any(row["scratch"] for row in first)
+
+
+def test_what_is_launched_is_what_is_compiled_ahead_of_time(launches):
+    # types, alignment, constexprs, warps: a launch finds the binary in Triton's cache
+    other = [row for row in launches[0] if not row["ahead"]]
+    assert not other
+
+
+def test_a_launch_finds_the_binary_that_other_processes_compiled(launches):
+    assert not [row["kernel"] for row in launches[0] if not row["kept"]]
+
+
+def test_a_step_that_ran_once_compiles_nothing_more(launches):
+    # a kernel compiled during a capture would end it
+    first, second = ([(r["kernel"], r["binary"], r["grid"]) for r in step] for step in launches)
+    assert second == first
