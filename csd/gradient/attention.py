@@ -7,7 +7,7 @@ a node or committed, so the bits are those of sampling. The gradient takes all r
 (`packed_attention_backward`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,23 +23,6 @@ from csd.state.kv_cache import PAGE, pages_for
 from csd.state.pool import MAX_DEPTH, MAX_NODES
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """Chunks of prompts that one call of `prompt_attention` computes."""
-
-    rows: torch.Tensor  # [n] int64
-    keys: torch.Tensor  # [t] int64, rows of the keys
-    chunks: Chunks
-
-
-@dataclass(slots=True)
-class _Chains:
-    """Chains of rows that one call of `tree_attention` computes."""
-
-    rows: torch.Tensor  # [n] int64
-    attention: LayerAttention
-
-
 class RowsAttention:
     """Attention of `Rows` in one decoder, layer by layer.
 
@@ -50,7 +33,8 @@ class RowsAttention:
         self.rows, self.ops, self.config = rows, ops, config
         self.device = rows.token.device
         self.scale = scale_of(config)
-        self._prompts = self._prompt_chunks(chunk)
+        # for each call of `prompt_attention`: rows [n], rows of their keys [t], and the chunks
+        self._prompts = [*self._prompt_chunks(chunk)]
         # keys and values of the nodes and in pages, of the layer that is computed, by its index
         self._kv: tuple[dict, dict, dict, dict] = ({}, {}, {}, {})
         tables, index = self._pages()
@@ -58,6 +42,7 @@ class RowsAttention:
         # an exact kernel on a GPU takes trees of the engine's depth
         width = MAX_DEPTH + 1 if ops.launches else MAX_NODES
         longest = max((run.stop - run.start for run in rows.runs), default=0)
+        # for each call of `tree_attention`: rows [n], and the attention of their chains
         self._chains = [self._chain(at, width, *tables) for at in range(0, longest, width)]
 
     def __call__(
@@ -81,46 +66,27 @@ class RowsAttention:
         properties: Properties | None,
     ) -> torch.Tensor:
         out = torch.empty_like(q)
-        for chunk in self._prompts:
-            of_chunk = self._prompt(chunk, q[chunk.rows], k, v, properties)
-            out.index_copy_(0, chunk.rows, of_chunk)
+        for at, keys, chunks in self._prompts:
+            if properties is None:
+                found = self.ops.prompt_attention(q[at], k[keys], v[keys], chunks, self.scale)
+                out.index_copy_(0, at, found)
+                continue
+            parts = at.split(chunks.rows), keys.split(chunks.keys), chunks.starts
+            for of_chunk, rows, start in zip(*parts, strict=True):
+                seen = visible_keys(rows, start, properties.window, properties.chunk)
+                found = attend_visible(q[of_chunk], k[None], v[None], seen, properties)
+                out.index_copy_(0, of_chunk, found)
         pages = [x[self._index].view(-1, PAGE, *x.shape[1:]) for x in (k, v)]
-        for chains in self._chains:
-            at = chains.rows
+        for at, attention in self._chains:
             for buffers, x in zip(self._kv, (k[at], v[at], *pages), strict=True):
                 buffers[layer] = x
-            out.index_copy_(0, at, chains.attention(layer, q[at], properties=properties))
+            out.index_copy_(0, at, attention(layer, q[at], properties=properties))
         for buffers in self._kv:
             buffers.clear()
         return out
 
-    def _prompt(
-        self,
-        chunk: _Chunk,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        properties: Properties | None,
-    ) -> torch.Tensor:
-        sizes, keys = chunk.chunks, chunk.chunks.keys
-        if properties is None:
-            return self.ops.prompt_attention(q, k[chunk.keys], v[chunk.keys], sizes, self.scale)
-        parts = zip(q.split(sizes.rows), chunk.keys.split(keys), sizes.starts, strict=True)
-        outs = [
-            attend_visible(
-                part,
-                k[None],
-                v[None],
-                visible_keys(rows, start, properties.window, properties.chunk),
-                properties,
-            )
-            for part, rows, start in parts
-        ]
-        return torch.cat(outs)
-
-    def _prompt_chunks(self, size: int) -> list[_Chunk]:
+    def _prompt_chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, Chunks]]:
         """Chunk c of every prompt that has one, for each c; the last row is a tree's root."""
-        chunks = []
         longest = max(group.prompt - 1 for group in self.rows.groups)
         for start in range(0, longest, size):
             groups = [group for group in self.rows.groups if group.prompt - 1 > start]
@@ -132,8 +98,7 @@ class RowsAttention:
             sizes = Chunks(
                 (start,) * len(groups), lengths, *(x.int().to(self.device) for x in ends)
             )
-            chunks.append(_Chunk(self._rows_of(rows), self._rows_of(keys), sizes))
-        return chunks
+            yield self._rows_of(rows), self._rows_of(keys), sizes
 
     def _rows_of(self, ranges: list[range]) -> torch.Tensor:
         return torch.tensor([i for each in ranges for i in each], device=self.device)
@@ -155,7 +120,7 @@ class RowsAttention:
 
     def _chain(
         self, at: int, width: int, prompts: list[list[int]], paths: list[list[int]]
-    ) -> _Chains:
+    ) -> tuple[torch.Tensor, LayerAttention]:
         """Rows at .. at + width of every run that is that long, each a chain of its slot."""
         slots = [
             (run, path)
@@ -167,9 +132,8 @@ class RowsAttention:
         ends = torch.tensor([0, *nodes]).cumsum(0).tolist()
         of_group = [sum(run.group == g for run, _ in slots) for g in groups]
         bounds = [ends[i] for i in torch.tensor([0, *of_group]).cumsum(0).tolist()]
-        words = [(1 << (j + 1)) - 1 for n in nodes for j in range(n)]
-        # the word of 64 rows has the sign bit
-        words = [w - (1 << 64) if w >= 1 << 63 else w for w in words]
+        # as signed numbers: the word of 64 rows has the sign bit
+        words = [(1 << j) - 1 if j < 64 else -1 for n in nodes for j in range(1, n + 1)]
         lengths = [self.rows.groups[g].prompt - 1 for g in groups]
         of_slots = [i for i, n in enumerate(nodes) for _ in range(n)]
         layout = dict(
@@ -191,7 +155,7 @@ class RowsAttention:
         attend, (node_k, node_v, k, v) = self.ops.tree_attention, self._kv
         attention = LayerAttention(attend, node_k, node_v, k, v, layout, work, self.scale, plan)
         attention.works[c.heads, c.kv_heads, None, None] = work
-        return _Chains(rows, attention)
+        return rows, attention
 
 
 def _table(pages: list[list[int]]) -> torch.Tensor:
@@ -201,16 +165,9 @@ def _table(pages: list[list[int]]) -> torch.Tensor:
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        attention: RowsAttention,
-        layer: int,
-        properties: Properties | None,
-    ) -> torch.Tensor:
-        out = attention.forward(layer, q, k, v, properties)
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        q, k, v, attention, layer, properties = inputs
+        out: torch.Tensor = attention.forward(layer, q, k, v, properties)
         ctx.save_for_backward(q, k, v, out)
         ctx.attention, ctx.properties = attention, properties
         return out

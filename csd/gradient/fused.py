@@ -19,12 +19,11 @@ from csd.gradient.operations import (
     GradientOps,
     Laid,
     LayerBuffer,
-    Stacked,
-    Whole,
-    WithoutRow,
     add_lora,
     joined,
     linear,
+    made_of,
+    without_row,
 )
 from csd.gradient.rows import Rows
 from csd.kernels.attention.reference import Properties
@@ -43,13 +42,13 @@ class FusedPass:
     """
 
     def __init__(self, module: nn.Module, decoder: Decoder, ops: Ops, chunk: int):
-        self.decoder, self.ops, self.chunk = decoder, ops, chunk
+        self.ops, self.chunk = ops, chunk
         base: Any = base_of(module)
         self._decoder = run = copy.copy(decoder)
         embedding = base.model.embed_tokens
         run.embedding, run.norm = embedding.weight, base.model.norm.weight
         if embedding.padding_idx is not None:
-            run.embedding = WithoutRow.apply(embedding.weight, embedding.padding_idx)
+            run.embedding = without_row(embedding.weight, embedding.padding_idx)
         run.linear, run.parts, run.gated = linear(decoder.linear), None, None
         run.add_lora = _add_lora(decoder)
         stacks = _stacks(decoder.adapters)
@@ -67,29 +66,26 @@ class FusedPass:
         """
         decoder, ops = self._decoder, cast(Any, GradientOps(self.ops))
         attention = RowsAttention(rows, self.ops, decoder.config, self.chunk)
+
+        def run(i: int, x: torch.Tensor, residual: torch.Tensor | None) -> Any:
+            keys: Any = LayerBuffer()
+            values: Any = LayerBuffer()
+
+            def attend(
+                layer: int, q: torch.Tensor, properties: Properties | None = None
+            ) -> torch.Tensor:
+                return attention(layer, q, keys.take(), values.take(), properties)
+
+            step = rows.token, rows.position, attend, keys, values
+            return decoder.layer(i, x, residual, *step, ops)
+
         x, residual = decoder.embedded(rows.token), None
         for i in range(len(decoder.layers)):
-            run = _layer(decoder, i, rows, attention, ops)
             if recompute and torch.is_grad_enabled():
-                x, residual = checkpoint(run, x, residual, use_reentrant=False)
+                x, residual = checkpoint(run, i, x, residual, use_reentrant=False)
             else:
-                x, residual = run(x, residual)
+                x, residual = run(i, x, residual)
         return decoder.rms_norm(ops, x, decoder.norm, residual)[0]
-
-
-def _layer(decoder: Decoder, i: int, rows: Rows, attention: RowsAttention, ops: Any) -> Callable:
-    def run(x: torch.Tensor, residual: torch.Tensor | None) -> Any:
-        keys, values = LayerBuffer(), LayerBuffer()
-
-        def attend(
-            layer: int, q: torch.Tensor, properties: Properties | None = None
-        ) -> torch.Tensor:
-            return attention(layer, q, keys.take(), values.take(), properties)
-
-        call: Any = partial(decoder.layer, i, x, residual)
-        return call(rows.token, rows.position, attend, keys, values, ops)
-
-    return run
 
 
 def _with_parameters(decoder: Decoder, layer: Layer, module: Any, stacks: dict) -> Layer:
@@ -108,7 +104,10 @@ def _with_parameters(decoder: Decoder, layer: Layer, module: Any, stacks: dict) 
         # one gradient of each matrix, not one of the whole tensor for each expert
         matrices = {n: w if n == "router" else w.unbind(0) for n, w in own.items()}
         experts = Experts(**matrices, per_token=experts.per_token, sum_to_one=experts.sum_to_one)
-    lora = {name: [Stack(*pair) for pair in _laid(own, stacks)] for name, own in layer.lora.items()}
+    lora = {
+        name: [Stack(*cast(Any, map(Laid, stack, stacks[id(stack)]))) for stack in own]
+        for name, own in layer.lora.items()
+    }
     return replace(layer, **products, **norms, experts=experts, lora=lora)
 
 
@@ -116,25 +115,22 @@ def _stacks(adapters: FusedAdapters | None) -> dict[int, tuple]:
     """Differentiable plain matrices of each stack, by the stack's identity."""
     if adapters is None:
         return {}
-    matrices = {}
-    for stack, a, b, pieces in adapters.pieces():
-        parts_a = [weight for weight, _, _, _ in pieces]
-        parts_b = [weight for _, weight, _, _ in pieces]
-        places_a = [(rows, slice(None), 1.0) for _, _, (rows, _), _ in pieces]
-        places_b = [(out, rows, scale) for _, _, (rows, out), scale in pieces]
-        matrices[id(stack)] = (
-            # copies, since the next call's adapters are written to the same memory
-            Stacked.apply(Whole(a.clone()), places_a, *parts_a),
-            Stacked.apply(Whole(b.clone()), places_b, *parts_b),
-        )
-    return matrices
+    return {id(stack): _plain(a, b, pieces) for stack, a, b, pieces in adapters.pieces()}
 
 
-def _laid(own: list[Stack], stacks: dict[int, tuple]) -> list[tuple]:
-    return [
-        tuple(Laid(laid, plain) for laid, plain in zip(stack, stacks[id(stack)], strict=True))
-        for stack in own
-    ]
+def _plain(a: torch.Tensor, b: torch.Tensor, pieces: list[tuple]) -> tuple[torch.Tensor, ...]:
+    parts_a, parts_b, places, scales = zip(*pieces, strict=True)
+    # copies, since the next call's adapters are written to the same memory
+    return (
+        made_of(parts_a, a.clone(), lambda grad: [grad[ranks] for ranks, _ in places]),
+        made_of(
+            parts_b,
+            b.clone(),
+            lambda grad: [
+                grad[out, ranks] * scale for (ranks, out), scale in zip(places, scales, strict=True)
+            ],
+        ),
+    )
 
 
 def _add_lora(decoder: Decoder) -> Callable:

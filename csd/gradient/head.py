@@ -56,8 +56,6 @@ class Scoring:
     def __init__(
         self,
         rows: Rows,
-        prompts: list[list[int]],
-        completions: list[list[list[int]]],
         params: SamplingParams,
         logits: Callable[[torch.Tensor], torch.Tensor],
         ops: Ops,
@@ -69,12 +67,12 @@ class Scoring:
         self.vocab, self.dtype, device = vocab, dtype, rows.token.device
         # rows that score tokens, each once
         self.rows, index = rows.row.unique(return_inverse=True)
-        self._completions = completions
-        self._prefix: list[tuple[int, int, int]] = [(0, 0, 0)] * len(self.rows)
-        for i, origin in zip(index.tolist(), rows.origin, strict=True):
-            self._prefix[i] = origin
+        self._completions = rows.completions
+        # of each of these rows, a token that it scores
+        origin = dict(zip(index.tolist(), rows.origin, strict=True))
+        self._prefix = [origin[i] for i in range(len(self.rows))]
         self._requests = [
-            Request.of(g, prompt, params, range(1), g) for g, prompt in enumerate(prompts)
+            Request.of(g, prompt, params, range(1), g) for g, prompt in enumerate(rows.prompts)
         ]
         for request in self._requests:
             request.place.group = 0
@@ -111,15 +109,6 @@ class Scoring:
             values.append(torch.cat(parts)[chunk.row])
         return tuple(values)
 
-    def all_values(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`values` of all tokens [T]."""
-        kinds = 3 if self.entropy else 2
-        out = [hidden.new_empty(self.count, dtype=self.dtype) for _ in range(kinds)]
-        for chunk in self.chunks:
-            for x, values in zip(out, self.values(chunk, hidden[chunk.hidden]), strict=True):
-                x[chunk.pairs] = values.to(self.dtype)
-        return tuple(out)
-
     def gradient(
         self,
         chunk: Chunk,
@@ -133,8 +122,8 @@ class Scoring:
         arithmetic.
         """
         of_logprob, of_raw, *of_entropy = grads
-        if self.params.greedy:
-            of_raw, of_logprob = _sum(of_raw, of_logprob), None
+        if self.params.greedy and of_logprob is not None:
+            of_raw, of_logprob = of_logprob if of_raw is None else of_raw + of_logprob, None
         if of_logprob is not None:
             self._of_processed(chunk, z, of_logprob, out)
         elif of_raw is not None:
@@ -158,15 +147,13 @@ class Scoring:
         self, chunk: Chunk, z: torch.Tensor, grad: torch.Tensor, out: torch.Tensor
     ) -> None:
         slots, pool = self._slots(chunk)
-        at = torch.arange(pool.rows, device=z.device)
         temperature = self.params.temperature
         leaf = out.copy_(z).detach().requires_grad_()
         with torch.enable_grad():
             changed, plain = self._changed(leaf, pool, slots)
-            changed = row_logits(changed, at, pool, plain)
+            changed = row_logits(changed, torch.arange(pool.rows, device=z.device), pool, plain)
         x = changed.detach()
-        s = pool.slot.long()
-        if is_filtered(slots, s):
+        if is_filtered(slots, pool.slot.long()):
             p = self._ops.filtered(x, plain)
         else:
             p = _softmax(x.div_(temperature) if changed is leaf else x / temperature)
@@ -180,8 +167,7 @@ class Scoring:
         self, logits: torch.Tensor, pool: Pool, slots: Slots
     ) -> tuple[torch.Tensor, Slots]:
         """Logits after the rules of samples, and the slots without the rules that are applied."""
-        changes = self._changes
-        if changes is None:
+        if (changes := self._changes) is None:
             return logits, slots
         x = change_rows(logits, pool, slots, changes.rules, changes.asked).x
         return x, changes.without_rules(slots)
@@ -189,20 +175,19 @@ class Scoring:
     def _slots(self, chunk: Chunk) -> tuple[Slots, Pool]:
         """Slots that are at a chunk's rows, one each, and the pool of their roots."""
         prefixes = self._prefix[chunk.hidden]
-        count = len(prefixes)
-        longest = max(length for _, _, length in prefixes)
-        device = chunk.row.device
-        slots = Slots.empty(count, self.vocab, max(longest, 1), 1, self.dtype, device)
-        refills = [Refill(i, self._requests[g], 0, []) for i, (g, _, _) in enumerate(prefixes)]
-        fill_slots(slots, torch.zeros(count, 1, dtype=torch.int32, device=device), refills)
+        requests = [self._requests[g] for g, _, _ in prefixes]
         before = [self._completions[g][n][:length] for g, n, length in prefixes]
+        count, longest, device = len(before), max(1, *map(len, before)), chunk.row.device
+        slots = Slots.empty(count, self.vocab, longest, 1, self.dtype, device)
+        refills = [Refill(i, request, 0, []) for i, request in enumerate(requests)]
+        fill_slots(slots, torch.zeros(count, 1, dtype=torch.int32, device=device), refills)
         slots.generated.copy_(torch.tensor([len(x) for x in before]))
         tokens = [[*x, *[-1] * (slots.tokens.shape[1] - len(x))] for x in before]
         slots.tokens.copy_(torch.tensor(tokens))
         if self.params.repetition_penalty != 1:
             words = [
-                seen_words([*self._requests[g].prompt, *x], slots.seen.shape[1])
-                for (g, _, _), x in zip(prefixes, before, strict=True)
+                seen_words([*request.prompt, *x], slots.seen.shape[1])
+                for request, x in zip(requests, before, strict=True)
             ]
             slots.seen.copy_(torch.stack(words))
         self._changes = Changes.of_call(
@@ -211,10 +196,6 @@ class Scoring:
         if self._changes is not None:
             self._changes.fill(refills)
         return slots, pool_of(slots, count)
-
-
-def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
-    return a if b is None else b if a is None else a + b
 
 
 def _softmax(x: torch.Tensor) -> torch.Tensor:
@@ -238,7 +219,11 @@ class _Score(torch.autograd.Function):
     def forward(
         ctx: Any, scoring: Scoring, head: "Head", hidden: torch.Tensor, *weights: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        out = scoring.all_values(hidden)
+        kinds = 3 if scoring.entropy else 2
+        out = tuple(hidden.new_empty(scoring.count, dtype=scoring.dtype) for _ in range(kinds))
+        for chunk in scoring.chunks:
+            for x, values in zip(out, scoring.values(chunk, hidden[chunk.hidden]), strict=True):
+                x[chunk.pairs] = values.to(x.dtype)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, *weights)
         ctx.scoring, ctx.head = scoring, head
@@ -251,7 +236,7 @@ class _Score(torch.autograd.Function):
         scoring, (hidden, *weights) = ctx.scoring, ctx.saved_tensors
         if grads[0] is not None:
             grads = torch.where(ctx.finite, grads[0], 0), *grads[1:]
-        run = ctx.head.begin(hidden, weights, ctx.needs_input_grad[2:])
+        run = _HeadGradient(ctx.head, hidden, weights, ctx.needs_input_grad[2:])
         wide = torch.promote_types(hidden.dtype, torch.float32)
         most = max((c.hidden.stop - c.hidden.start for c in scoring.chunks), default=0)
         buffer = hidden.new_empty(most, scoring.vocab, dtype=wide)
@@ -272,11 +257,6 @@ class Head:
     divisor: float = 1.0
     cap: float | None = None
     plain: bool = False
-
-    def begin(
-        self, hidden: torch.Tensor, weights: list[torch.Tensor], needs: tuple[bool, ...]
-    ) -> "_HeadGradient":
-        return _HeadGradient(self, hidden, weights, needs)
 
 
 class _HeadGradient:

@@ -98,16 +98,14 @@ def logprobs(
         raise ValueError(f"mask must be None for completions as a list, got {shown(mask)}")
     if padded:
         lengths = _lengths(completions, mask)
-        one_each = many and len(completions) == len(prompts)
-        if many and not one_each:
+        if many and len(completions) != len(prompts):
             raise ValueError(
                 f"completions must have a row for each of {len(prompts)} prompts, got "
                 f"{len(completions)}"
             )
         rows = [row[:n] for row, n in zip(completions.tolist(), lengths, strict=True)]
-        filled = [i for i, row in enumerate(rows) if row]
-        owners = [i if many else 0 for i in filled]
-        flat = [rows[i] for i in filled]
+        owners = [i if many else 0 for i, row in enumerate(rows) if row]
+        flat = [row for row in rows if row]
         # a batch may have no tokens at all
         if flat:
             flat = read_completions(flat, prompts[:1], False, None, config.vocab)[0]
@@ -135,23 +133,14 @@ def logprobs(
         checkpoint=checkpoint,
     )
     if padded:
-        is_token = torch.zeros(completions.shape, dtype=torch.bool)
-        for i, n in enumerate(lengths):
-            is_token[i, :n] = True
+        is_token = torch.arange(completions.shape[1]) < torch.tensor(lengths)[:, None]
         is_token = is_token.to(values[0].device)
         parts = [x.new_zeros(is_token.shape).masked_scatter(is_token, x) for x in values]
     else:
         parts = [_listed(x, lists, many) for x in values]
     why = policy.why_with(params) or differs
-    return Logprobs(
-        parts[0],
-        parts[1],
-        parts[2] if entropy else None,
-        why is None,
-        why,
-        trie.count,
-        trie.unshared,
-    )
+    logp, raw, entropies = (*parts, None)[:3]
+    return Logprobs(logp, raw, entropies, why is None, why, trie.count, trie.unshared)
 
 
 def flat_logprobs(
@@ -180,18 +169,10 @@ def flat_logprobs(
         groups.setdefault(tuple(prompt), []).append(i)
     listed = [[completions[i] for i in own] for own in groups.values()]
     device, grad = policy.loaded.device, torch.is_grad_enabled()
-    unique = [[*prompt] for prompt in groups]
     with plain_torch(), torch.set_grad_enabled(grad):
-        rows = Rows.of(unique, listed, device)
+        rows = Rows.of([[*prompt] for prompt in groups], listed, device)
         values = policy.values(
-            module,
-            rows,
-            unique,
-            listed,
-            params,
-            chunk=chunk,
-            entropy=entropy,
-            recompute=checkpoint,
+            module, rows, params, chunk=chunk, entropy=entropy, recompute=checkpoint
         )
         starts = torch.tensor([0, *map(len, completions)]).cumsum(0).tolist()
         order = [j for own in groups.values() for i in own for j in range(*starts[i : i + 2])]

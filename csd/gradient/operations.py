@@ -1,6 +1,6 @@
 """Operations of a decoder whose forward is a backend's and whose gradient is plain PyTorch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,75 +23,52 @@ class Laid(NamedTuple):
         return self.plain.dtype
 
 
-class Joined(Function):
-    """Concatenation of parameters that are consecutive views of one tensor, which it returns."""
-
+class _Made(Function):
     @staticmethod
-    def forward(ctx: Any, whole: "Whole", *parts: torch.Tensor) -> torch.Tensor:
-        ctx.rows = [part.shape[0] for part in parts]
-        return whole.tensor.detach()
+    def forward(
+        ctx: Any, whole: tuple[torch.Tensor], divide: Callable, *parts: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.divide = divide
+        return whole[0].detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        return None, *grads[0].split(ctx.rows)
+        return None, None, *ctx.divide(grads[0])
 
 
-class Whole(NamedTuple):
-    """A tensor that autograd does not record as an input."""
+def made_of(parts: Sequence[torch.Tensor], whole: torch.Tensor, divide: Callable) -> torch.Tensor:
+    """`whole`, made of the parameters `parts`, to which its gradient goes.
 
-    tensor: torch.Tensor
-
-
-def joined(whole: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
-    """`whole` with the gradients of `parts`, of which it consists."""
+    divide: the gradient of `whole` -> those of the parts.
+    """
     if not any(part.requires_grad for part in parts):
         return whole
-    out: torch.Tensor = Joined.apply(Whole(whole), *parts)
+    # autograd records tensors alone as inputs, not the ones in a tuple
+    out: torch.Tensor = _Made.apply((whole,), divide, *parts)
     return out
 
 
-class WithoutRow(Function):
+def joined(whole: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
+    """`whole`, of which `parts` are consecutive views."""
+    rows = [part.shape[0] for part in parts]
+    return made_of(parts, whole, lambda grad: grad.split(rows))
+
+
+def without_row(weight: torch.Tensor, index: int) -> torch.Tensor:
     """A weight whose row `index` has no gradient, as that of a padding token in an embedding."""
 
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, index: int) -> torch.Tensor:
-        ctx.index = index
-        return weight.detach()
+    def divide(grad: torch.Tensor) -> list[torch.Tensor]:
+        grad = grad.clone()
+        grad[index] = 0
+        return [grad]
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        grad = grads[0].clone()
-        grad[ctx.index] = 0
-        return grad, None
-
-
-class Stacked(Function):
-    """The matrices of stacked adapters, whose parts are those of the parameters.
-
-    places: for each parameter, the rows and columns that it has, and the factor of its numbers.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, whole: Whole, places: list, *parts: torch.Tensor) -> torch.Tensor:
-        ctx.places = places
-        return whole.tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        grad = grads[0]
-        return None, None, *(grad[rows, columns] * f for rows, columns, f in ctx.places)
+    return made_of([weight], weight, divide)
 
 
 class _LinearGradient(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        laid: torch.Tensor | None,
-        product: Callable,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        x, weight, bias, laid, product = inputs
         ctx.save_for_backward(x, weight)
         out: torch.Tensor = product(x, weight if laid is None else laid, bias)
         return out
@@ -100,13 +77,8 @@ class _LinearGradient(Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        return (
-            grad @ weight if of_x else None,
-            grad.mT @ x if of_weight else None,
-            grad.sum(0) if of_bias else None,
-            None,
-            None,
-        )
+        found = grad @ weight if of_x else None, grad.mT @ x if of_weight else None
+        return *found, grad.sum(0) if of_bias else None, None, None
 
 
 # rows of adapters' products at a time
@@ -160,17 +132,9 @@ def add_lora(add: Callable, x: torch.Tensor, y: torch.Tensor, stacks: list) -> t
 
 class _Norm(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        residual: torch.Tensor | None,
-        eps: float,
-        plus_one: bool,
-        norm: Callable,
-    ) -> Any:
-        options = dict(plus_one=True) if plus_one else {}
-        y, r = norm(x, weight, eps, residual, **options)
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        x, weight, residual, eps, plus_one, norm = inputs
+        y, r = norm(x, weight, eps, residual, plus_one=plus_one)
         ctx.save_for_backward(r, weight)
         ctx.eps, ctx.plus_one = eps, plus_one
         return y if residual is None else (y, r)
@@ -186,16 +150,8 @@ class _Norm(Function):
 
 class _Rotary(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        position: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        rotary: Callable,
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        q, k, v, position, cos, sin, rotary = inputs
         node_k, node_v = (
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v)
         )
@@ -223,7 +179,7 @@ class _Gated(Function):
     def forward(ctx: Any, gate_up: torch.Tensor, gelu: bool, swiglu: Callable) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
         ctx.gelu = gelu
-        out: torch.Tensor = swiglu(gate_up, **(dict(gelu=True) if gelu else {}))
+        out: torch.Tensor = swiglu(gate_up, gelu)
         return out
 
     @staticmethod

@@ -26,36 +26,23 @@ from csd.models.redirect import AttentionArgs, calls_go_to
 from csd.models.text_model import unwrapped
 
 
-class ModulePass:
-    """One differentiable pass of a user's own module over `Rows`: the shared prompt runs once.
+def _module_logits(decoder: ModuleDecoder, rows: Rows) -> torch.Tensor:
+    """Logits [R, V] of one differentiable pass of a user's own module: the prompt runs once.
 
     The module computes all but its attention. Its products take any number of rows, so values equal
     those of the module's sampling up to rounding.
     """
+    ids, position = rows.token.long()[None], rows.position.long()[None]
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
 
-    def __init__(self, decoder: ModuleDecoder):
-        if decoder.mixers:
-            raise NotImplementedError(
-                f"model must have no layers with a state, got a {decoder.config.family}: their "
-                "state after a prompt has no gradient in csd"
-            )
-        self.decoder = decoder
+    def once() -> torch.Tensor:
+        answer = _PackedPass(decoder, rows)
+        with calls_go_to(answer, decoder.parts):
+            logits: torch.Tensor = decoder.run(ids, position, mask)
+        answer.end()
+        return logits[0]
 
-    def logits(self, rows: Rows) -> torch.Tensor:
-        """Logits [R, V] of all rows."""
-        decoder = self.decoder
-        ids, position = rows.token.long()[None], rows.position.long()[None]
-        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-
-        def once() -> torch.Tensor:
-            answer = _PackedPass(decoder, rows)
-            with calls_go_to(answer, decoder.parts):
-                logits = decoder.run(ids, position, mask)
-            answer.end()
-            of_rows: torch.Tensor = logits[0]
-            return of_rows
-
-        return decoder.adapters.run(once)
+    return decoder.adapters.run(once)
 
 
 class _PackedPass(Pass):
@@ -112,20 +99,19 @@ class Policy:
         loaded = self.loaded
         if not loaded.refresh() and self.decoder is not None:
             return
-        ops = choose(self.kernels, loaded.device, loaded.dtype)
-        self.ops = ops if ops.exact is None else ops.exact()
-        self.decoder, self.why = loaded.decoder, None
-        if isinstance(self.decoder, HybridDecoder):
+        ops, decoder = choose(self.kernels, loaded.device, loaded.dtype), loaded.decoder
+        if isinstance(decoder, HybridDecoder) or getattr(decoder, "mixers", None):
             raise NotImplementedError(
                 f"model must have no layers with a state, got a {loaded.config.family}: their "
                 "state after a prompt has no gradient in csd"
             )
+        self.ops = ops if ops.exact is None else ops.exact()
+        self.decoder, self.why = decoder, None
         if not isinstance(self.decoder, Decoder):
             self.why = f"the module itself computes the rows: {self.decoder.why}"
             return
-        products = _products.setdefault(
-            (self.ops.name, self.kind), ExactProducts.beside(self.ops, self.kind)
-        )
+        key = self.ops.name, self.kind
+        products = _products.setdefault(key, ExactProducts.beside(self.ops, self.kind))
         try:
             self.decoder = exact_decoder(loaded, self.ops, products)
         except ValueError as error:
@@ -145,8 +131,6 @@ class Policy:
         self,
         module: nn.Module,
         rows: Rows,
-        prompts: list[list[int]],
-        completions: list[list[list[int]]],
         params: SamplingParams,
         *,
         chunk: int,
@@ -164,14 +148,12 @@ class Policy:
                     f"checkpoint must be False for a model whose module computes the rows: "
                     f"{self.why}"
                 )
-            hidden, head = ModulePass(decoder).logits(rows), Head(plain=True)
+            hidden, head = _module_logits(decoder, rows), Head(plain=True)
         else:
             run = FusedPass(module, decoder, self.ops, chunk)
             hidden, head = run.hidden(rows, recompute), Head(c.logit_divisor, c.final_cap)
             weights = [run.head, *run.head_stacks]
-        scoring = Scoring(
-            rows, prompts, completions, params, decoder.logits, self.ops, c.vocab, wide, entropy
-        )
+        scoring = Scoring(rows, params, decoder.logits, self.ops, c.vocab, wide, entropy)
         return scores(scoring, head, hidden, weights)
 
 
@@ -212,9 +194,8 @@ def policy_of(model: Any) -> PolicySource:
         others = (_difference(policy, other) for other in engines_of(module) if other.exact)
         differs = next(filter(None, others), None)
         return PolicySource(module, policy, CHUNK, policy.loaded.own_tokenizer(), differs)
-    differs = None
-    if not engine.exact:
-        differs = "the engine is not exact: bits of its samples depend on drafts and batch"
+    inexact = "the engine is not exact: bits of its samples depend on drafts and batch"
+    differs = None if engine.exact else inexact
     tokenizer = engine.tokenizer or policy.loaded.own_tokenizer()
     return PolicySource(module, policy, engine.caches.prefill_chunk, tokenizer, differs)
 

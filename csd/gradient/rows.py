@@ -40,6 +40,8 @@ class Rows:
     runs: list[OwnRows]
     row: torch.Tensor  # [T] int64, the row whose logits score the token
     target: torch.Tensor  # [T] int64
+    prompts: Sequence[list[int]]
+    completions: Sequence[Sequence[list[int]]]
     # [T]: group, completion of the group, and index in the completion
     origin: list[tuple[int, int, int]] = field(repr=False)
     unshared: int  # rows of passes over each completion with its prompt
@@ -52,14 +54,8 @@ class Rows:
         device: str | torch.device,
     ) -> "Rows":
         """Rows of prompts [G], and of each one's completions, none of them empty."""
-        token: list[int] = []
-        position: list[int] = []
-        end: list[int] = []
-        groups: list[Group] = []
-        runs: list[OwnRows] = []
-        row: list[int] = []
-        target: list[int] = []
-        origin: list[tuple[int, int, int]] = []
+        token, position, end, row, target = (list[int]() for _ in range(5))
+        groups, runs, origin = list[Group](), list[OwnRows](), list[tuple[int, int, int]]()
         unshared = 0
         for g, (prompt, own) in enumerate(zip(prompts, completions, strict=True)):
             start = len(token)
@@ -79,8 +75,9 @@ class Rows:
                 target += tokens
                 origin += [(g, n, i) for i in range(len(tokens))]
                 unshared += len(prompt) + len(tokens)
-        tensors = [torch.tensor(x, dtype=torch.int32) for x in (token, position, end)]
-        of_token, of_position, of_end = (x.to(device) for x in tensors)
+        of_token, of_position, of_end = (
+            torch.tensor(x, dtype=torch.int32, device=device) for x in (token, position, end)
+        )
         return cls(
             of_token,
             of_position,
@@ -89,6 +86,8 @@ class Rows:
             sorted(runs, key=lambda run: run.start),
             torch.tensor(row, device=device),
             torch.tensor(target, device=device),
+            prompts,
+            completions,
             origin,
             unshared,
         )
