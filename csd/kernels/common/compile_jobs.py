@@ -60,7 +60,7 @@ OPERATIONS = {
     "verify.triton": "verify",
 }
 # constants that a job's name shows, where its kernel has them
-SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED", "SOLVE")
+SHOWN = ("F", "D", "N", "BLOCK_T", "PARTS", "MOVED", "SOLVE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class CompileJob:
 
     @property
     def options(self) -> dict:
-        names = "num_warps", "num_stages", "enable_fp_fusion"
-        options = {name: getattr(self, name) for name in names}
+        names = ["num_warps", "num_stages", "enable_fp_fusion"]
         # not every backend has it
-        return options | ({"launch_pdl": True} if self.launch_pdl else {})
+        names += ["launch_pdl"] if self.launch_pdl else []
+        return {name: getattr(self, name) for name in names}
 
     @property
     def key(self) -> tuple:
@@ -95,13 +95,12 @@ def recording(target: CompileTarget) -> Iterator[list[CompileJob]]:
     def hook(*, fn: Any, compile: dict, **_: Any) -> bool:
         kernel, constants, (attrs,) = fn.jit_function, compile["constants"], compile["configs"]
         source = ASTSource(kernel, compile["signature"], constants, attrs)
-        warps, stages, fusion = (
-            compile[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")
-        )
+        names = "num_warps", "num_stages", "enable_fp_fusion"
         # `csd.kernels.common.gpu` sets both
         named = _named(kernel, constants)
         pdl = bool(named.get("PDL")) and "AHEAD" in named
-        jobs.append(CompileJob(_name(kernel, constants), source, warps, stages, fusion, pdl))
+        options = (*(compile[name] for name in names), pdl)
+        jobs.append(CompileJob(_name(kernel, named), source, *options))
         # as if it were compiled: the launch ends here
         return True
 
@@ -120,12 +119,6 @@ def recording(target: CompileTarget) -> Iterator[list[CompileJob]]:
         driver._active, knobs.runtime.jit_cache_hook = before
 
 
-def _operation(module: str) -> str:
-    name = module.removeprefix("csd.kernels.")
-    folder, _, file = name.rpartition(".")
-    return OPERATIONS.get(name) or OPERATIONS.get(folder) or file
-
-
 def _named(kernel: Any, constants: dict) -> dict[str, Any]:
     """Constants by name, those of a NamedTuple by its fields' names."""
     named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
@@ -134,17 +127,14 @@ def _named(kernel: Any, constants: dict) -> dict[str, Any]:
     return named
 
 
-def _name(kernel: Any, constants: dict) -> str:
+def _name(kernel: Any, named: dict[str, Any]) -> str:
     """Operation, kernel where an operation has several, and the sizes of SHOWN."""
     name = kernel.__name__.removesuffix("_kernel")
     if not hasattr(torch.ops.csd, name):
-        name = f"{_operation(kernel.module)} {name}"
-    named = {
-        size: value
-        for size, value in _named(kernel, constants).items()
-        if value is not None and value != ()
-    }
-    sizes = [f"{size}={named[size]}" for size in SHOWN if size in named and "ORDERS" not in named]
-    if "ORDERS" in named:
-        sizes = [f"O={len(named['ORDERS'])}"] + ["resumed"] * named.get("RESUMED", False)
+        file = kernel.module.removeprefix("csd.kernels.")
+        folder, _, last = file.rpartition(".")
+        name = f"{OPERATIONS.get(file) or OPERATIONS.get(folder) or last} {name}"
+    if orders := named.get("ORDERS"):
+        return f"{name} O={len(orders)}{' resumed' * named.get('RESUMED', False)}"
+    sizes = [f"{size}={named[size]}" for size in SHOWN if named.get(size) not in (None, ())]
     return " ".join([name, *sizes])

@@ -102,7 +102,7 @@ def operator(
     loop: Callable[[], tuple[Callable[..., bool], Callable]] | None = None,
     compiled: bool = True,
     written: Sequence[str] = (),
-    schema: str | None = None,
+    schema: str | Callable | None = None,
     fake: Callable | None = None,
     unpacked: Callable[[Callable], Callable] = lambda function: function,
 ) -> Any:
@@ -110,14 +110,14 @@ def operator(
 
     loop: imports the loop of the backend "cpu"; returns the predicate of the arguments that it
     supports, and the loop. compiled: False if it runs without numba. written: arguments that are
-    modified in place. schema: arguments and results in PyTorch's schema syntax, by default inferred
-    from the reference's signature. fake: returns results of the right shape without values; without
-    it the operator returns nothing.
+    modified in place. schema: arguments and results in PyTorch's schema syntax, or the function, by
+    default the reference, from whose signature it is inferred. fake: returns results of the right
+    shape without values; without it the operator returns nothing.
     unpacked: wraps an implementation into a function of the operator's own arguments.
     """
     implementations = OPERATIONS[name] = Implementations(reference, triton, loop, compiled)
-    if schema is None:
-        schema = torch.library.infer_schema(reference, mutates_args=written)
+    if not isinstance(schema, str):
+        schema = torch.library.infer_schema(schema or reference, mutates_args=written)
     if fake is None:
         schema = schema.partition(" -> ")[0] + " -> ()"
 

@@ -30,14 +30,9 @@ class DeltaRule:
     own: Callable | None = None
 
     def split(self, rows: slice) -> "DeltaRule":
-        return DeltaRule(
-            self.q[rows],
-            self.k[rows],
-            self.v[rows],
-            self.log_decay[rows],
-            self.strength[rows],
-            self.normalize,
-        )
+        every = self.q, self.k, self.v, self.log_decay, self.strength
+        q, k, v, log_decay, strength = (x[rows] for x in every)
+        return DeltaRule(q, k, v, log_decay, strength, self.normalize)
 
     def inputs(
         self, ops: Any, kind: torch.dtype
@@ -103,16 +98,8 @@ class StepStates:
         slot_start and slot_nodes.
         """
         path = tree_paths(pool.slot, pool.ancestors, pool.slot_start)
-        return cls(
-            ops,
-            memory,
-            pool.slot,
-            pool.position,
-            path,
-            pool.slot_start,
-            pool.slot_nodes,
-            memory.base,
-        )
+        slots = pool.slot_start, pool.slot_nodes, memory.base
+        return cls(ops, memory, pool.slot, pool.position, path, *slots)
 
     def convolve(
         self,
@@ -137,23 +124,13 @@ class StepStates:
         states, M = self.memory.states[part], self.slot.shape[0]
         kind = states.state.dtype
         q, k, decay = inputs.inputs(self.ops, kind)
-        nodes = states.node_key, states.node_decay, states.node_update
-        node_key, node_decay, node_update = (x[layer, :M] for x in nodes)
+        of_layers = states.node_key, states.node_decay, states.node_update
+        nodes = node_key, node_decay, node_update = tuple(x[layer, :M] for x in of_layers)
         node_key.copy_(k)
         node_decay.copy_(decay)
         stored = (x[layer] for x in (states.state, states.key, states.update, states.decay))
-        rest = (
-            node_key,
-            node_decay,
-            node_update,
-            *stored,
-            self.base,
-            self.slot,
-            self.position,
-            self.path,
-            self.slot_start,
-            self.slot_nodes,
-        )
+        where = self.base, self.slot, self.position, self.path, self.slot_start, self.slot_nodes
+        rest = *nodes, *stored, *where
         if isinstance(inputs, SSM):
             torch.mul(inputs.dt.to(kind)[..., None], inputs.x.to(kind), out=node_update)
             return self.ops.tree_ssm(q, *rest)

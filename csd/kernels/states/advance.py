@@ -119,6 +119,7 @@ def check_states(
     key: torch.Tensor,
     update: torch.Tensor,
     decay: torch.Tensor,
+    *,
     layers: bool = False,
 ) -> None:
     """Raises ValueError, naming the tensor, unless states and tails fit each other.

@@ -64,29 +64,14 @@ def tree_ssm_triton() -> Callable:
 
 
 def tree_delta_rule_ref(
-    q: torch.Tensor,  # [M, Hk, Dk]
-    value: torch.Tensor,  # [M, H, Dv]
-    strength: torch.Tensor,  # [M, H]
-    node_key: torch.Tensor,  # [M, Hk, Dk]
-    node_decay: torch.Tensor,  # [M, H]
-    node_update: torch.Tensor,  # [M, H, Dv], written
-    state: torch.Tensor,  # [S, H, Dk, Dv]
-    key: torch.Tensor,  # [S, TAIL, Hk, Dk]
-    update: torch.Tensor,  # [S, TAIL, H, Dv]
-    decay: torch.Tensor,  # [S, TAIL, H]
-    base: torch.Tensor,  # [S] int32
-    slot: torch.Tensor,  # [M] int32
-    position: torch.Tensor,  # [M] int32
-    path: torch.Tensor,  # [M, DEPTHS] int32
-    slot_start: torch.Tensor,  # [S] int32, not used here, nor is slot_nodes
-    slot_nodes: torch.Tensor,  # [S] int32
+    q: torch.Tensor, value: torch.Tensor, strength: torch.Tensor, *nodes_and_states: torch.Tensor
 ) -> torch.Tensor:
-    """Returns outputs [M, H, Dv] and writes the updates to node_update."""
-    where = slot, position, path
-    stored = state, key, update, decay, base
+    """Returns outputs [M, H, Dv] and writes node_update; arguments as of `tree_delta_rule`."""
+    node_key, node_decay, node_update, *states, _, _ = nodes_and_states
+    *_, slot, _, path = states
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
-    live, depth = _rows(slot, path)
-    read = _read_after_tails(torch.stack((k, q)), *stored, *where)
+    live, depth = slot >= 0, _depth(path)
+    read = _read_after_tails(torch.stack((k, q)), *states)
     u = torch.zeros_like(value)
     for d in range(path.shape[1]):
         rows_of_depth = (depth == d) & live
@@ -97,59 +82,37 @@ def tree_delta_rule_ref(
     return torch.where(live[:, None, None], read[1], 0)
 
 
-def tree_ssm_ref(
-    q: torch.Tensor,  # [M, Hk, Dk]
-    node_key: torch.Tensor,  # [M, Hk, Dk]
-    node_decay: torch.Tensor,  # [M, H]
-    node_update: torch.Tensor,  # [M, H, Dv]
-    state: torch.Tensor,  # [S, H, Dk, Dv]
-    key: torch.Tensor,  # [S, TAIL, Hk, Dk]
-    update: torch.Tensor,  # [S, TAIL, H, Dv]
-    decay: torch.Tensor,  # [S, TAIL, H]
-    base: torch.Tensor,  # [S] int32
-    slot: torch.Tensor,  # [M] int32
-    position: torch.Tensor,  # [M] int32
-    path: torch.Tensor,  # [M, DEPTHS] int32
-    slot_start: torch.Tensor,  # [S] int32, not used here, nor is slot_nodes
-    slot_nodes: torch.Tensor,  # [S] int32
-) -> torch.Tensor:
-    """Returns outputs [M, H, Dv], with given updates `node_update`."""
+def tree_ssm_ref(q: torch.Tensor, *nodes_and_states: torch.Tensor) -> torch.Tensor:
+    """Returns outputs [M, H, Dv]; arguments as of `tree_ssm`."""
+    node_key, node_decay, node_update, *states, _, _ = nodes_and_states
+    *_, slot, _, path = states
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
-    live, _ = _rows(slot, path)
-    read = _read_after_tails(q[None], state, key, update, decay, base, slot, position, path)
+    read = _read_after_tails(q[None], *states)
     for d in range(path.shape[1]):
         read = _read_after_node(read, q[None], k, node_update, node_decay, path[:, d])
-    return torch.where(live[:, None, None], read[0], 0)
+    return torch.where((slot >= 0)[:, None, None], read[0], 0)
 
 
 def _each_head(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def _rows(slot: torch.Tensor, path: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[M] bool: True if a row is not padding; [M]: its depth."""
-    return slot >= 0, (path >= 0).sum(1) - 1
+def _depth(path: torch.Tensor) -> torch.Tensor:
+    return (path >= 0).sum(1) - 1
 
 
 def _read_after_tails(
     x: torch.Tensor,  # [2, M, H, Dk] or [1, ..]
-    state: torch.Tensor,
-    key: torch.Tensor,
-    update: torch.Tensor,
-    decay: torch.Tensor,
-    base: torch.Tensor,
-    slot: torch.Tensor,
-    position: torch.Tensor,
-    path: torch.Tensor,
+    *states: torch.Tensor,  # state, key, update, decay, base, slot, position and path
 ) -> torch.Tensor:
     """[.., M, H, Dv]: x times the state after the committed tokens of each row's slot."""
+    state, key, update, decay, base, slot, position, path = states
     s, H = slot.clamp(min=0).long(), state.shape[1]
-    _, depth = _rows(slot, path)
     first = torch.maximum(checkpoint(position), base[s])
     later = next_state(state[None], key[None], update[None], decay[None], base)[0]
     chosen = torch.where((first > base[s])[:, None, None, None], later[s], state[s])
     read = (chosen * x[..., None]).sum(-2)
-    committed = position - depth
+    committed = position - _depth(path)
     for i in range(TAIL):
         index = ((first + i) % TAIL).long()
         k = _each_head(key[s, index], H)
@@ -175,23 +138,6 @@ def _read_after_node(
     return torch.where((row >= 0)[:, None, None], moved, read)
 
 
-def _loop() -> tuple[Callable[..., bool], Callable]:
-    from csd.kernels.states.cpu.advance import reads_states
-    from csd.kernels.states.cpu.delta_rule import tree_delta_rule
-
-    return (lambda *args: reads_states(*args[:10])), tree_delta_rule
-
-
-_tree_delta_rule = operator(
-    "tree_delta_rule",
-    tree_delta_rule_ref,
-    tree_delta_rule_triton,
-    loop=_loop,
-    written=("node_update",),
-    fake=lambda q, value, *others: torch.empty_like(value),
-)
-
-
 def tree_delta_rule(
     q: torch.Tensor,  # [M, Hk, Dk], scaled
     value: torch.Tensor,  # [M, H, Dv]
@@ -215,44 +161,60 @@ def tree_delta_rule(
     All of one dtype, float32 or float64. Head h has the query and key of head h // (H / Hk).
     """
     nodes, stored = (node_key, node_decay, node_update), (state, key, update, decay)
-    where = base, slot, position, path, slot_start, slot_nodes
-    check_nodes(q, *nodes, *stored, *where)
-    M, H, Dv = slot.shape[0], state.shape[1], state.shape[3]
-    check_tensor("value", value, (M, H, Dv), state.dtype, state.device)
-    check_tensor("strength", strength, (M, H), state.dtype, state.device)
-    return _tree_delta_rule(q, value, strength, *nodes, *stored, *where)
+    rest = *nodes, *stored, base, slot, position, path, slot_start, slot_nodes
+    check_nodes(q, *rest)
+    for name, x, shape in (
+        ("value", value, node_update.shape),
+        ("strength", strength, node_decay.shape),
+    ):
+        check_tensor(name, x, shape, state.dtype, state.device)
+    return _tree_delta_rule(q, value, strength, *rest)
 
 
-def check_nodes(
-    q: torch.Tensor,
-    node_key: torch.Tensor,
-    node_decay: torch.Tensor,
-    node_update: torch.Tensor,
-    state: torch.Tensor,
+def tree_ssm(
+    q: torch.Tensor,  # [M, Hk, Dk], C
+    node_key: torch.Tensor,  # [M, Hk, Dk], B
+    node_decay: torch.Tensor,  # [M, H]
+    node_update: torch.Tensor,  # [M, H, Dv], dt x
+    state: torch.Tensor,  # this and those below as of `tree_delta_rule`
     key: torch.Tensor,
     update: torch.Tensor,
     decay: torch.Tensor,
-    *where: torch.Tensor,
-) -> None:
-    """Raises ValueError, naming the tensor, unless states and operands fit each other.
+    base: torch.Tensor,
+    slot: torch.Tensor,
+    position: torch.Tensor,
+    path: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
+) -> torch.Tensor:
+    """Returns outputs [M, H, Dv], zeros in padding. All of one dtype, float32 or float64."""
+    nodes, stored = (node_key, node_decay, node_update), (state, key, update, decay)
+    rest = *nodes, *stored, base, slot, position, path, slot_start, slot_nodes
+    check_nodes(q, *rest)
+    return _tree_ssm(q, *rest)
 
-    where: base, slot, position, path, slot_start and slot_nodes.
-    """
-    check_states(state, key, update, decay)
-    S, H, Dk, Dv = state.shape
-    M = where[1].shape[0]
+
+def check_nodes(q: torch.Tensor, *nodes_and_states: torch.Tensor) -> None:
+    """Raises ValueError, naming the tensor, unless states and operands of `tree_ssm` fit."""
+    nodes, stored, where = nodes_and_states[:3], nodes_and_states[3:7], nodes_and_states[7:]
+    state, key, _, _ = stored
+    check_states(*stored)
+    (S, H, Dk, Dv), M = state.shape, where[1].shape[0]
     keys = M, key.shape[2], Dk
-    for name, x, shape in (
-        ("q", q, keys),
-        ("node_key", node_key, keys),
-        ("node_decay", node_decay, (M, H)),
-        ("node_update", node_update, (M, H, Dv)),
-    ):
+    names, shapes = ("q", "node_key", "node_decay", "node_update"), (keys, keys, (M, H), (M, H, Dv))
+    for name, x, shape in zip(names, (q, *nodes), shapes, strict=True):
         check_tensor(name, x, shape, state.dtype, state.device)
-    names = "base", "slot", "position", "path", "slot_start", "slot_nodes"
-    shapes = (S,), (M,), (M,), (M, DEPTHS), (S,), (S,)
-    for name, x, size in zip(names, where, shapes, strict=True):
+    names_where = "base", "slot", "position", "path", "slot_start", "slot_nodes"
+    sizes = (S,), (M,), (M,), (M, DEPTHS), (S,), (S,)
+    for name, x, size in zip(names_where, where, sizes, strict=True):
         check_tensor(name, x, size, torch.int32, state.device)
+
+
+def _loop() -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.states.cpu.advance import reads_states
+    from csd.kernels.states.cpu.delta_rule import tree_delta_rule
+
+    return (lambda *args: reads_states(*args[:10])), tree_delta_rule
 
 
 def _ssm_loop() -> tuple[Callable[..., bool], Callable]:
@@ -262,33 +224,20 @@ def _ssm_loop() -> tuple[Callable[..., bool], Callable]:
     return (lambda *args: reads_states(*args[:8])), tree_ssm
 
 
+_tree_delta_rule = operator(
+    "tree_delta_rule",
+    tree_delta_rule_ref,
+    tree_delta_rule_triton,
+    loop=_loop,
+    written=("node_update",),
+    schema=tree_delta_rule,
+    fake=lambda q, value, *others: torch.empty_like(value),
+)
 _tree_ssm = operator(
     "tree_ssm",
     tree_ssm_ref,
     tree_ssm_triton,
     loop=_ssm_loop,
+    schema=tree_ssm,
     fake=lambda q, node_key, node_decay, node_update, *others: torch.empty_like(node_update),
 )
-
-
-def tree_ssm(
-    q: torch.Tensor,  # [M, Hk, Dk], C
-    node_key: torch.Tensor,  # [M, Hk, Dk], B
-    node_decay: torch.Tensor,  # [M, H]
-    node_update: torch.Tensor,  # [M, H, Dv], dt x
-    state: torch.Tensor,  # [S, H, Dk, Dv], at `base`
-    key: torch.Tensor,  # [S, 32, Hk, Dk], of the tokens after `base`, by position % 32
-    update: torch.Tensor,  # [S, 32, H, Dv]
-    decay: torch.Tensor,  # [S, 32, H]
-    base: torch.Tensor,  # [S] int32
-    slot: torch.Tensor,  # [M] int32, -1 in padding
-    position: torch.Tensor,  # [M] int32
-    path: torch.Tensor,  # [M, 17] int32, of `csd.kernels.tree_paths`
-    slot_start: torch.Tensor,  # [S] int32
-    slot_nodes: torch.Tensor,  # [S] int32
-) -> torch.Tensor:
-    """Returns outputs [M, H, Dv], zeros in padding. All of one dtype, float32 or float64."""
-    nodes, stored = (node_key, node_decay, node_update), (state, key, update, decay)
-    where = base, slot, position, path, slot_start, slot_nodes
-    check_nodes(q, *nodes, *stored, *where)
-    return _tree_ssm(q, *nodes, *stored, *where)

@@ -51,27 +51,18 @@ class PromptStates:
         position = torch.arange(self.start - width, self.start, device=self.device)
         before = torch.where((position >= 0)[:, None], tail[position % width], 0)
         text = torch.cat((before, x))
-        y = own(text)[width:] if own else self._convolved(x, weight, bias, tail[None], silu)
+        if own:
+            y = own(text)[width:]
+        else:
+            # the rows form one chain after the tail
+            row = torch.arange(self.rows, dtype=torch.int32, device=self.device)
+            depth = torch.arange(DEPTHS, dtype=torch.int32, device=self.device)
+            path = (row[:, None] - DEPTHS + 1).clamp(min=0) + depth
+            where = torch.zeros_like(row), self.start + row, path.where(path <= row[:, None], -1)
+            y = self.ops.tree_conv(x, weight, bias, tail[None], *where, silu)
         last = torch.arange(self._end - width, self._end, device=self.device)
         tail.index_copy_(0, last % width, text[-width:])
         return y
-
-    def _convolved(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        tail: torch.Tensor,
-        silu: bool,
-    ) -> torch.Tensor:
-        """Returns the convolution [R, C] of rows that form one chain after `tail`."""
-        row = torch.arange(self.rows, dtype=torch.int32, device=self.device)
-        depth = torch.arange(DEPTHS, dtype=torch.int32, device=self.device)
-        path = (row[:, None] - DEPTHS + 1).clamp(min=0) + depth
-        path = torch.where(path <= row[:, None], path, -1)
-        return self.ops.tree_conv(
-            x, weight, bias, tail, torch.zeros_like(row), self.start + row, path, silu
-        )
 
     def update(self, call: int, inputs: DeltaRule | SSM) -> torch.Tensor:
         """Returns the outputs [R, H, Dv] and advances the state and the tails."""
@@ -113,16 +104,8 @@ class PromptStates:
         slot, start = self._whole(*[0] * rows), self._whole(0)
         position = torch.arange(begin, begin + rows, dtype=torch.int32, device=self.device)
         path = tree_paths(slot, word, start)
-        step = StepStates(
-            self.ops,
-            self.memory,
-            slot,
-            position,
-            path,
-            start,
-            self._whole(rows),
-            self._whole(base),
-        )
+        slots = start, self._whole(rows), self._whole(base)
+        step = StepStates(self.ops, self.memory, slot, position, path, *slots)
         return step.update(call, inputs)
 
     def _advance(self, part: int, layer: int, base: int, target: int) -> None:

@@ -106,10 +106,6 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
     return Observed(*(torch.from_numpy(x).to(pool.slot.device) for x in columns))
 
 
-def _fake(pool: Any, slots: Any, verdict: Any, weights: Any) -> Observed:
-    return observed_rows(pool, slots)
-
-
 def with_config(run: Callable) -> Callable:
     @wraps(run)
     def call(pool: Any, slots: Any, verdict: Any, soft_weight: int, hard_weight: int) -> Observed:
@@ -130,18 +126,12 @@ def _loop() -> tuple[Callable[..., bool], Callable]:
 
 _observe = RecordOperator(
     "observe",
-    (
-        POOL,
-        SLOTS,
-        VERDICT,
-        "SymInt soft_weight",
-        "SymInt hard_weight",
-    ),
+    (POOL, SLOTS, VERDICT, "SymInt soft_weight", "SymInt hard_weight"),
     with_config(observe_ref),
     with_config(observe_triton),
     loop=_loop,
     returns=Observed,
-    fake=with_config(_fake),
+    fake=lambda pool, slots, *others: observed_rows(pool, slots),
 )
 
 

@@ -7,51 +7,25 @@ import torch
 
 from csd.kernels.common.sorted_runs import rank_in_run, stable_order, starts
 from csd.kernels.table.lookup import MAX_AGE, find_contexts, hash_contexts, order_masks
+from csd.kernels.table.rows import OBSERVED
 from csd.state.context_table import MAX_TOTAL, Table
 
 _BUSY = 1 << 62
 _TOKEN = (1 << 31) - 1
 
 
-def graph_insert_ref(
-    table: Table,
-    group_key: torch.Tensor,  # [R] int64, -1: skip the row
-    context: torch.Tensor,  # [R, N] int32, latest first, -1 before the start
-    succ_token: torch.Tensor,  # [R, U] int32, -1 is none
-    succ_weight: torch.Tensor,  # [R, U] int32, 0 is none
-    row_total: torch.Tensor,  # [R] int32, at least the row's sum of weights
-    source_bit: torch.Tensor,  # [R] int32
-    live_groups: torch.Tensor,  # [G] int64, -1 is none
-    orders: tuple[int, ...],
-) -> None:
-    """Updates `table` in place."""
+def graph_insert_ref(table: Table, *rows_and_orders: Any) -> None:
+    """Updates `table` in place; the arguments are those of `csd.kernels.graph_insert`."""
+    *tensors, orders = rows_and_orders
     arrays = table.arrays()
-    _insert(
-        arrays,
-        group_key.numpy(force=True),
-        context.numpy(force=True),
-        succ_token.numpy(force=True),
-        succ_weight.numpy(force=True),
-        row_total.numpy(force=True),
-        source_bit.numpy(force=True),
-        live_groups.numpy(force=True),
-        orders,
-    )
+    *rows, live_groups = (x.numpy(force=True) for x in tensors)
+    _insert(arrays, OBSERVED.kind(*rows), live_groups, orders)
     if table.step.device.type != "cpu":
         table.copy_(arrays.map(torch.from_numpy))
 
 
-def _insert(
-    table: Any,
-    group_key: np.ndarray,
-    context: np.ndarray,
-    token: np.ndarray,
-    weight: np.ndarray,
-    row_total: np.ndarray,
-    bit: np.ndarray,
-    live_groups: np.ndarray,
-    orders: tuple[int, ...],
-) -> None:
+def _insert(table: Any, rows: Any, live_groups: np.ndarray, orders: tuple[int, ...]) -> None:
+    group_key, context = rows.group_key, rows.context
     table.step += 1
     last, inside = order_masks(orders, context.shape[1])
     row, order = ((group_key >= 0)[:, None] & (context[:, last] >= 0)).nonzero()
@@ -91,7 +65,7 @@ def _insert(
     keep &= entries[owner] >= 0
     row, owner = row[key[keep]], entries[owner[keep]]
     if row.size:
-        _merge(table, owner, token[row], weight[row], row_total[row], bit[row])
+        _merge(table, owner, rows, row)
 
 
 def _take(table: Any, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
@@ -123,18 +97,10 @@ def _take(table: Any, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
     return spot
 
 
-def _merge(
-    table: Any,
-    owner: np.ndarray,
-    token: np.ndarray,
-    weight: np.ndarray,
-    row_total: np.ndarray,
-    bit: np.ndarray,
-) -> None:
-    """Adds updates [K, U] to the successors of entries `owner` [K], and row totals to entry totals.
-
-    Updates of one entry are adjacent.
-    """
+def _merge(table: Any, owner: np.ndarray, rows: Any, row: np.ndarray) -> None:
+    """Adds rows `row` [K] to the entries `owner` [K]; those of one entry are adjacent."""
+    token, weight = rows.succ_token[row], rows.succ_weight[row]
+    row_total, bit = rows.row_total[row], rows.source_bit[row]
     U, E = token.shape[1], table.succ_token.shape[1]
     first = starts(owner)
     begins = first.nonzero()[0]
@@ -171,11 +137,8 @@ def _merge(
     weight = weight[order] >> half[p]
     keep = ((rank < E) & (weight > 0)).nonzero()[0]
     p, order = p[keep], order[keep]
-    (
-        table.succ_token[owner_entry],
-        table.succ_weight[owner_entry],
-        table.succ_source[owner_entry],
-    ) = -1, 0, 0
+    table.succ_token[owner_entry] = -1
+    table.succ_weight[owner_entry] = table.succ_source[owner_entry] = 0
     spot = owner_entry[p], rank[keep]
     table.succ_token[spot] = code[order] & _TOKEN
     table.succ_weight[spot] = weight[keep]

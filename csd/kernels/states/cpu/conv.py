@@ -4,6 +4,8 @@ The convolution is vectorized over a row's channels. Accepted rows are copied in
 as bytes.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -78,15 +80,13 @@ def tree_conv(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tail: torch.Tensor,
-    slot: torch.Tensor,
-    position: torch.Tensor,
-    path: torch.Tensor,
-    silu: bool,
+    *rows_and_silu: Any,
 ) -> torch.Tensor:
     """Convolution along the trees' paths, [M, C], as `tree_conv_ref`.
 
     Raises TypeError for tensors that loops do not read.
     """
+    *rows, silu = rows_and_silu
     require(reads_conv(x, weight, bias, tail), "tree_conv", x, weight, bias, tail)
     (M, C), W = x.shape, weight.shape[1]
     y = torch.empty_like(x)
@@ -97,9 +97,7 @@ def tree_conv(
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         tail.data_ptr(),
-        slot.numpy(),
-        position.numpy(),
-        path.numpy(),
+        *(y.numpy() for y in rows),
         silu,
         y.data_ptr(),
         LIKE[x.dtype],
@@ -132,13 +130,7 @@ def reads_tail(node: torch.Tensor, tail: torch.Tensor) -> bool:
     return plain and tail.is_contiguous() and bool(node.shape[0]) and node[0].is_contiguous()
 
 
-def commit_tail(
-    node: torch.Tensor,
-    tail: torch.Tensor,
-    slot_len: torch.Tensor,
-    accept_row: torch.Tensor,
-    accept_count: torch.Tensor,
-) -> None:
+def commit_tail(node: torch.Tensor, tail: torch.Tensor, *slots: torch.Tensor) -> None:
     """Copies accepted rows into the slots' tails in place, as `commit_tail_ref`.
 
     Raises TypeError for tensors that loops do not read.
@@ -152,7 +144,5 @@ def commit_tail(
         node.data_ptr(),
         node.stride(0) * width,
         tail.data_ptr(),
-        slot_len.numpy(),
-        accept_row.numpy(),
-        accept_count.numpy(),
+        *(x.numpy() for x in slots),
     )

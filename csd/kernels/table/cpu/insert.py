@@ -4,8 +4,9 @@
 (`find`), allocates those of new contexts, and merges old and new successors (`merge`).
 """
 
+from typing import Any
+
 import numpy as np
-import torch
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import fetch
@@ -117,10 +118,8 @@ def merge(
     orders,  # number of orders, i.e. of keys per row
     rows,  # arrays of `Observed`
     held,  # arrays of the `Table`
-    workspace,  # workspace for tokens: E and those of all keys at least
-    mass,  # workspace for their weights
-    source,  # workspace for their sources
-    index,  # hash table of `found`, at least twice as long, rounded up to a power of two
+    found,  # workspace for tokens (E and those of all keys at least), their weights and sources,
+    # and a hash table of at least twice as many tokens, rounded up to a power of two
     best,  # [E], workspace
     who,  # [E], workspace
 ):
@@ -131,22 +130,13 @@ def merge(
     size = 1
     while size < 2 * (E + count * U):
         size *= 2
+    tokens, mass, source, index = found
     index[:size] = -1
     n = 0
     for e in range(E):
         if succ_token[entry, e] < 0:
             break
-        n = _add(
-            succ_token[entry, e],
-            succ_weight[entry, e],
-            succ_source[entry, e],
-            workspace,
-            mass,
-            source,
-            index,
-            size,
-            n,
-        )
+        n = _add(succ_token[entry, e], succ_weight[entry, e], succ_source[entry, e], found, size, n)
     total, key = np.int64(held.entry_total[entry]), last
     while key >= 0:
         row = key // orders
@@ -154,15 +144,13 @@ def merge(
         mine = np.int64(1) << np.int64(rows.source_bit[row])
         for u in range(U):
             if token[row, u] >= 0 and weight[row, u] > 0:
-                n = _add(
-                    token[row, u], weight[row, u], mine, workspace, mass, source, index, size, n
-                )
+                n = _add(token[row, u], weight[row, u], mine, found, size, n)
         key = before[key]
 
     count_kept = 0
     for i in range(n):
         # larger for heavier tokens, and of equal weights for smaller ones
-        rank = mass[i] << TOKEN_BITS | (MAX_TOKEN - workspace[i])
+        rank = mass[i] << TOKEN_BITS | (MAX_TOKEN - tokens[i])
         if count_kept == E and rank < best[E - 1]:
             continue
         j = min(count_kept, E - 1)
@@ -176,14 +164,15 @@ def merge(
     for e in range(E):
         i = who[e] if e < count_kept else 0
         w = mass[i] >> half if e < count_kept else 0
-        succ_token[entry, e] = workspace[i] if w > 0 else -1
+        succ_token[entry, e] = tokens[i] if w > 0 else -1
         succ_weight[entry, e] = w
         succ_source[entry, e] = source[i] if w > 0 else 0
 
 
 @loop
-def _add(token, weight, source_bits, tokens, mass, source, index, size, n):
+def _add(token, weight, source_bits, found, size, n):
     """Add weight and sources to a token, inserting it if new; returns the number of tokens."""
+    tokens, mass, source, index = found
     h = (np.int64(token) * 0x9E3779B1 >> 16) & (size - 1)
     while index[h] >= 0 and tokens[index[h]] != token:
         h = (h + 1) & (size - 1)
@@ -237,12 +226,9 @@ def insert_rows(
 
     E, N = held.succ_token.shape[1], held.entry_tokens.shape[1]
     tokens = E + largest * rows.succ_token.shape[1]
-    merged, mass, source = (
-        np.empty(tokens, kind),
-        np.empty(tokens, kind),
-        np.empty(tokens, kind),
-    )
-    best, who, index = np.empty(E, kind), np.empty(E, kind), np.empty(4 * tokens, np.int32)
+    merged, mass, source = np.empty(tokens, kind), np.empty(tokens, kind), np.empty(tokens, kind)
+    found = merged, mass, source, np.empty(4 * tokens, np.int32)
+    best, who = np.empty(E, kind), np.empty(E, kind)
     for c in range(contexts):
         if c + AHEAD < contexts and entry_of[c + AHEAD] >= 0:
             soon = entry_of[c + AHEAD]
@@ -261,21 +247,7 @@ def insert_rows(
             for i in range(N):
                 held.entry_tokens[entry, i] = rows.context[r, i] if i < order else -1
             held.succ_token[entry] = -1
-        merge(
-            entry,
-            last[c],
-            count[c],
-            before,
-            O,
-            rows,
-            held,
-            merged,
-            mass,
-            source,
-            index,
-            best,
-            who,
-        )
+        merge(entry, last[c], count[c], before, O, rows, held, found, best, who)
     return True
 
 
@@ -307,25 +279,14 @@ def _free_entry(code, live_groups, ways, held):
     return spot
 
 
-def graph_insert(
-    table: Table,
-    group_key: torch.Tensor,
-    context: torch.Tensor,
-    succ_token: torch.Tensor,
-    succ_weight: torch.Tensor,
-    row_total: torch.Tensor,
-    source_bit: torch.Tensor,
-    live_groups: torch.Tensor,
-    orders: tuple[int, ...],
-) -> None:
+def graph_insert(table: Table, *rows_and_orders: Any) -> None:
     """Inserts rows into `table` in place, as `graph_insert_ref`.
 
     The reference itself runs if a row's group is not in flight.
     """
-    rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)
+    *rows, orders = rows_and_orders
     require(on_host(table.step, *rows), "graph_insert", table.step, *rows)
     *arrays, groups = (x.contiguous().numpy() for x in rows)
-    if not insert_rows(
-        OBSERVED.kind(*arrays), groups, order_sizes(orders), table.ways, TABLE.arrays(table)
-    ):
-        graph_insert_ref(table, *rows, orders)
+    held, sizes = TABLE.arrays(table), order_sizes(orders)
+    if not insert_rows(OBSERVED.kind(*arrays), groups, sizes, table.ways, held):
+        graph_insert_ref(table, *rows_and_orders)
