@@ -77,11 +77,10 @@ class Files(IndexDataCacheFile):
         data = self._read(self._index_path)
         if data is None:
             return {}
-        # pickles of another numba version or of other sources may name classes that do not exist
-        version, stamp, overloads = _parts(data)
-        if version != self._version or stamp != self._source_stamp:
-            return {}
-        return pickle.loads(overloads)
+        # a pickle of another numba version or of other sources may name classes that do not exist,
+        # so that of the overloads is read last
+        *key, overloads = pickle.loads(data)
+        return pickle.loads(overloads) if key == [self._version, self._source_stamp] else {}
 
     def _save_index(self, overloads: dict) -> None:
         parts = self._version, self._source_stamp, self._dump(overloads)
@@ -104,10 +103,9 @@ class Files(IndexDataCacheFile):
         except OSError as error:
             UNREAD(error)
             return None
-        if _digest(path, data[32:]) != data[:32]:
-            UNREAD(f"{path} is damaged")
-        else:
+        if _digest(path, data[32:]) == data[:32]:
             return data[32:]
+        UNREAD(f"{path} is damaged")
         return None
 
     def _write(self, path: str, data: bytes) -> None:
@@ -115,12 +113,6 @@ class Files(IndexDataCacheFile):
             # whatever the umask, because a file that others can write is not read
             os.fchmod(file.fileno(), 0o644)
             file.write(_digest(path, data) + data)
-
-
-def _parts(index: bytes) -> tuple[Any, Any, bytes]:
-    """An index's version, stamp and pickled overloads; (None, None, b"") for another layout."""
-    parts = pickle.loads(index)
-    return parts if len(parts) == 3 else (None, None, b"")
 
 
 def _digest(path: str, data: bytes) -> bytes:

@@ -73,13 +73,9 @@ class LoopDispatcher(CPUDispatcher):
 
         library._finalize_final_module = keep
         # numba identifies the code of a function by the address of its machine code
-        compiled = compiled._replace(entry_point=_Key())
+        compiled = compiled._replace(entry_point=object())
         self.targetctx.insert_user_function(compiled.entry_point, compiled.fndesc, [library])
         return compiled
-
-
-class _Key:
-    """Identity of code without an address."""
 
 
 def without_constants(kind: Any) -> Any:

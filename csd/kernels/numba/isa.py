@@ -32,9 +32,8 @@ def instructions(dtype: torch.dtype) -> tuple[str, ...]:
     x86 = platform.machine() in ("x86_64", "AMD64")
     if not compiles() or not x86 or dtype not in (torch.bfloat16, torch.float32):
         return ()
-    if dtype == torch.float32:
-        return ("fma",)
-    return ("fma", "dot") if "+avx512bf16" in lanes.FEATURES else ("fma",)
+    has_dot = dtype == torch.bfloat16 and "+avx512bf16" in lanes.FEATURES
+    return ("fma", "dot") if has_dot else ("fma",)
 
 
 @cache

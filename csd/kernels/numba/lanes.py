@@ -313,13 +313,8 @@ def round_pairs(typing_context, x, offset, count, y, to):
         x_, offset, count, y_, to = args
         half = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
         upper = builder.add(offset, offset.type(BLOCK))
-        words = rounded_words(
-            builder,
-            *(
-                load(context, builder, x, x_, offset_of_half, half)
-                for offset_of_half in (offset, upper)
-            ),
-        )
+        low, high = (load(context, builder, x, x_, start, half) for start in (offset, upper))
+        words = rounded_words(builder, low, high)
         # the lower half of a word is the first number of its pair
         left = splat(builder, builder.trunc(count, INT), BLOCK)
         odd, even = builder.shl(words, ints(BLOCK, 16)), builder.lshr(words, ints(BLOCK, 16))

@@ -4,20 +4,12 @@ from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from numba.extending import register_jitable
 
 from csd.kernels.numba.tensors import memory
 from csd.state.record import View
 
-DTYPES = {
-    torch.bool: np.bool_,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-}
 _LETTERS = "M S G N T A C E V words"
 # sizes by dimension, as records of `csd.state` declare them, and the vocabulary's, V. A loop gives
 # those of all its records: nothing checks the others, which are -1
@@ -37,7 +29,7 @@ def opener(view: View) -> Callable:
         like = "floats"
         if dtype is not None:
             like = str(dtype).removeprefix("torch.")
-            names[like] = np.empty(0, DTYPES[dtype])
+            names[like] = torch.empty(0, dtype=dtype).numpy()
         shape = "".join(f"{d}, " if isinstance(d, int) else f"sizes.{d}, " for d in dims)
         arrays.append(f"memory(addresses.{name}, ({shape}), {like})")
     code = f"def opened(addresses, sizes, floats=None): return kind({', '.join(arrays)})"

@@ -64,24 +64,18 @@ def add_product(builder: Any, total: Any, x: Any, y: Any, pairs: bool = False) -
     pairs: x and y hold pairs of bfloat16 in the place of float32, which AVX512-BF16 multiplies: the
     product of the odd ones is added and rounded, then that of the even ones; denormals are zero.
     """
-    kind = total.type
-    function = ir.FunctionType(kind, [kind] * 3)
     if not pairs:
-        bits = 64 if isinstance(kind.element, ir.DoubleType) else 32
-        name = f"llvm.fma.v{kind.count}f{bits}"
-        fma = cgutils.get_or_insert_function(builder.module, function, name)
-        return builder.call(fma, [x, y, total])
+        return fma(builder, x, y, total)
+    function = ir.FunctionType(total.type, [total.type] * 3)
     # the types of LLVM's intrinsic differ between versions, so this is inline assembly
     return builder.call(ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0"), [x, y, total])
 
 
-def for_rows(
-    builder: Any, rows: Any, max_rows: int, emit: Callable[[int], None], least: int = 1
-) -> None:
-    """Emit code for each number of rows from `least` to `max_rows`; `rows` selects a case."""
+def for_rows(builder: Any, rows: Any, max_rows: int, emit: Callable[[int], None]) -> None:
+    """Emit code for each number of rows from 1 to `max_rows`; `rows` selects a case."""
     done = builder.append_basic_block("done")
     switch = builder.switch(rows, done)
-    for count in range(least, max_rows + 1):
+    for count in range(1, max_rows + 1):
         block = builder.append_basic_block(f"rows_{count}")
         switch.add_case(rows.type(count), block)
         builder.position_at_end(block)
@@ -127,13 +121,13 @@ def exponential(builder: Any, argument: Any) -> Any:
     ints = ir.VectorType(INT, kind.count) if isinstance(kind, ir.VectorType) else INT
     high = _all(kind, MAX_ARGUMENT)
     x = builder.select(builder.fcmp_ordered("<", high, argument), high, argument)
-    shifted = _fma(builder, x, _all(kind, LOG2_E), _all(kind, ROUND))
+    shifted = fma(builder, x, _all(kind, LOG2_E), _all(kind, ROUND))
     n = builder.fsub(shifted, _all(kind, ROUND))
-    r = _fma(builder, n, _all(kind, -LN_2_HIGH), x)
-    r = _fma(builder, n, _all(kind, -LN_2_LOW), r)
+    r = fma(builder, n, _all(kind, -LN_2_HIGH), x)
+    r = fma(builder, n, _all(kind, -LN_2_LOW), r)
     p = _all(kind, FACTORS[0])
     for factor in FACTORS[1:]:
-        p = _fma(builder, p, r, _all(kind, factor))
+        p = fma(builder, p, r, _all(kind, factor))
     power = builder.shl(builder.bitcast(shifted, ints), _all(ints, 23))
     power = builder.add(power, _all(ints, 126 << 23))
     p = builder.fmul(p, builder.bitcast(power, kind))
@@ -149,9 +143,11 @@ def _all(kind: Any, number: float) -> ir.Constant:
     return ir.Constant(kind, float(np.float32(number)) if kind == FLOAT else number)
 
 
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Code of a b + c, rounded once, wherever the compiler places it."""
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Code of a b + c, for numbers or vectors, rounded once, wherever the compiler places it."""
     kind = a.type
-    name = f"llvm.fma.v{kind.count}f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
+    vector = isinstance(kind, ir.VectorType)
+    bits = 64 if isinstance(kind.element if vector else kind, ir.DoubleType) else 32
+    name = f"llvm.fma.v{kind.count}f{bits}" if vector else f"llvm.fma.f{bits}"
     function = ir.FunctionType(kind, [kind] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, function, name), [a, b, c])

@@ -7,6 +7,7 @@ one, by the same machine code: `in_parts` calls it from OpenMP's threads.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from inspect import signature
 from types import FunctionType
 from typing import Any
@@ -167,6 +168,4 @@ def threads() -> int:
 @cache
 def _shared() -> bool:
     """True if numba has OpenMP or TBB; two callers of its own thread pool abort the process."""
-    from importlib.util import find_spec
-
     return any(find_spec(f"numba.np.ufunc.{name}") for name in ("omppool", "tbbpool"))
