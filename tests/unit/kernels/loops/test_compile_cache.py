@@ -64,7 +64,7 @@ def test_whole_files_are_read_in_silence(folder, caplog):
 
 
 def torn(data):
-    sizes = {0, 1, 16, 31, 32, 33, 40, len(data) // 2, len(data) - 1}
+    sizes = {0, 31, 32, 33, len(data) // 2, len(data) - 1}
     return [data[:size] for size in sorted(sizes)]
 
 
@@ -72,7 +72,7 @@ def others(data, path):
     draw = random.Random(0)
     noise = draw.randbytes(len(data))
     flipped = []
-    for place in (0, 33, len(data) // 3, len(data) // 2, len(data) - 2):
+    for place in (0, 33, len(data) // 2):
         flipped.append(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     # as numba itself writes them, of another size, and whole pickles of something else
     pickles = [pickle.dumps(x) for x in (None, (1, 2), "text", (data, {}), [b""])]
@@ -80,9 +80,7 @@ def others(data, path):
     beside = [x.read_bytes() for x in path.parent.iterdir() if x != path]
     return [
         noise,
-        noise[:100],
         b"\0" * len(data),
-        data * 2,
         data + b"x",
         data[32:],
         *flipped,

@@ -1,5 +1,8 @@
 """The delta rule, Mamba-2 and what carries their states on, against the recurrence by token."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 import torch
 from helpers.targets import values
@@ -45,6 +48,17 @@ CASES = {
 }
 
 
+@cache
+def case_of(name, solve):
+    return state_case(*CASES[name], solve=solve)
+
+
+def fresh(name, solve=True):
+    """A case of CASES whose outputs are not yet written."""
+    case = case_of(name, solve)
+    return replace(case, node_update=torch.full_like(case.node_update, NAN))
+
+
 def close(got, want, dtype):
     """Within 64 roundings of the largest number, a product of 100 being the longest sum."""
     assert got.dtype == dtype
@@ -55,7 +69,7 @@ def close(got, want, dtype):
 @pytest.mark.parametrize("run", RULES)
 @pytest.mark.parametrize("name", CASES)
 def test_delta_rule_is_the_recurrence_along_every_path(name, run):
-    case = state_case(*CASES[name])
+    case = fresh(name)
     out = case.delta_rule(run)
     close(out, case.want, torch.float32)
     close(case.node_update, case.want_update, torch.float32)
@@ -84,7 +98,7 @@ def test_float64_is_the_recurrence():
 @pytest.mark.parametrize("run", MODELS)
 @pytest.mark.parametrize("name", CASES)
 def test_ssm_is_the_recurrence_along_every_path(name, run):
-    case = state_case(*CASES[name], solve=False)
+    case = fresh(name, solve=False)
     close(case.ssm(run), case.want, torch.float32)
 
 

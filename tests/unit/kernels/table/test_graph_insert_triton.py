@@ -33,13 +33,13 @@ def run(conf, calls):
 @pytest.mark.parametrize(
     ("conf", "vocab", "rows", "steps"),
     [
-        pytest.param(config(64, 16, (1, 2, 3)), 5, 11, 3, id="roomy"),
-        pytest.param(config(4, 4, (1, 2, 3)), 5, 9, 5, id="evicting"),
-        pytest.param(config(1, 4, (1, 2, 3)), 7, 23, 4, id="one-bucket"),
-        pytest.param(config(8, 1, (1, 3)), 3, 7, 4, id="one-way"),
-        pytest.param(config(2, 16, (2,), successors=1), 3, 33, 3, id="one-order-one-successor"),
+        pytest.param(config(64, 16, (1, 2, 3)), 5, 11, 2, id="roomy"),
+        pytest.param(config(4, 4, (1, 2, 3)), 5, 9, 3, id="evicting"),
+        pytest.param(config(1, 4, (1, 2, 3)), 7, 23, 3, id="one-bucket"),
+        pytest.param(config(8, 1, (1, 3)), 3, 7, 3, id="one-way"),
+        pytest.param(config(2, 16, (2,), successors=1), 3, 33, 2, id="one-order-one-successor"),
         pytest.param(config(16, 2, (1, 2, 3), successors=8), 2, 64, 2, id="few-contexts"),
-        pytest.param(config(2, 4, (1, 2, 3, 5, 8), successors=3), 2, 9, 3, id="long-contexts"),
+        pytest.param(config(2, 4, (1, 2, 3, 5, 8), successors=3), 2, 9, 2, id="long-contexts"),
         pytest.param(config(1, 1, (1,)), 6, 5, 3, id="one-entry"),
     ],
 )

@@ -82,7 +82,7 @@ def inserts(draw):
     return conf, [([(*r[:3], r[3] // len(rows), r[4]) for r in rows], live) for rows, live in calls]
 
 
-@examples(150, 3000)
+@examples(80, 3000)
 @given(inserts())
 def test_any_inserts(case):
     """Rows of groups that are not in flight among them, which the reference inserts."""

@@ -149,7 +149,8 @@ def test_tensors_that_are_elsewhere_are_refused():
 
 
 def test_tensors_of_other_dtypes_and_layouts(no_reference):
-    config, (pool, slots, verdict) = GraphConfig(orders=(1, 3)), random_step(9, 4, 3, 1)
+    config = GraphConfig(orders=(1, 3), capacity=64)
+    pool, slots, verdict = random_step(9, 4, 3, 1)
     table, want = Table.empty(config), Table.empty(config)
     insert_observed(want, pool, slots, verdict, config)
     wide = torch.nn.functional.pad(verdict.accept_row, (0, 3))
