@@ -86,7 +86,8 @@ def table_of_files() -> str:
     lines = ["| `general.architecture` | family | keys beside Llama's |", "|---|---|---|"]
     for name, kind in ARCHITECTURES.items():
         families = ", ".join(kind.families)
-        # those that change a model; others must have a value that changes nothing
+        # those that change a model; others must have a value that changes nothing. Read from the
+        # text of `finish`: a key that only a function called there reads must be in `kind.keys`
         finish = inspect.getsource(kind.finish)
         read = {key for key in kind.neutral if f'"{key}"' in finish}
         keys = ", ".join(f"`{key}`" for key in sorted({*kind.keys, *read}))

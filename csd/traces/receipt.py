@@ -22,7 +22,7 @@ PACKAGES = "csd-llm", "torch", "numpy", "numba", "transformers"
 class Receipt(TypedDict):
     """Everything that samples depend on beside their prompt, seed and options."""
 
-    model: str | None  # `csd.models.fused.weights_hash`
+    model: str | None  # `csd.models.fused.held.weights_hash`
     exact_on: str | None  # `Engine.exact_on`
     dtype: str
     device: str

@@ -90,7 +90,7 @@ def touches(tree):
 
 
 # without one of these a file has no such attribute, and is not parsed
-FOREIGN = re.compile(r"(?<!\bself)(?<!\bcls)\._[a-zA-Z]")
+FOREIGN = re.compile(r"(?<!\bself)(?<!\bcls)\._+[a-zA-Z]")
 
 
 @cache

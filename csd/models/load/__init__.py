@@ -382,7 +382,9 @@ def usable(device: str | torch.device | None) -> torch.device:
         # without this backend, torch's message is a line and then its whole table of kernels
         reason = str(error).partition("\n")[0]
         if BUSY in reason:
-            reason += "; in compute-exclusive mode only one process can use the GPU: end the other"
-            reason += " one, or run `nvidia-smi --compute-mode=DEFAULT`"
+            reason += (
+                "; in compute-exclusive mode only one process can use the GPU: end the other one, "
+                "or run `nvidia-smi --compute-mode=DEFAULT`"
+            )
         raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
     return known

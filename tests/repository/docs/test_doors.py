@@ -43,7 +43,7 @@ LOADED = """
 import sys
 before = set(sys.modules)
 import csd
-heavy = ("triton", "numba", "transformers", "bench", "starlette")
+heavy = ("triton", "numba", "transformers", "bench", "starlette", "latex2sympy2_extended", "sympy")
 parts = ["csd.research.", "csd.gradient", "csd.kernels.draft.paper"]
 parts += [f"csd.integrations.{m}" for m in ("trl", "ray", "vllm", "lm_eval")]
 new = set(sys.modules) - before

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from helpers.models.scripted import Letters, PrefixSum, engine
-from helpers.targets import values
+from helpers.targets import slow
 
 import csd
 from csd.utils import phases
@@ -34,9 +34,14 @@ CONSOLES = {"none": lambda: None, "closed": closed, "detached": detached, "broke
 OPTIONS = dict(num_samples=3, max_new_tokens=12, seed=4)
 
 
-@values
-@pytest.mark.parametrize("kind", CONSOLES)
-@pytest.mark.parametrize("progress", [True, None])
+# only with True something is written to such a console
+@pytest.mark.parametrize(
+    ("kind", "progress"),
+    [
+        *((kind, True) for kind in CONSOLES),
+        *(pytest.param(kind, None, marks=slow if kind != "closed" else ()) for kind in CONSOLES),
+    ],
+)
 def test_calls_are_silent(kind, progress, monkeypatch, toy_folder):
     """Results are those of other processes; nothing goes to standard output in its place."""
     e, written = engine(PrefixSum(), Letters()), io.StringIO()

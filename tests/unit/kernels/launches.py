@@ -1,4 +1,4 @@
-"""Prints what a static step launches on a GPU, without one: python launches.py SLOTS ROWS [FIRST]
+"""Prints what a static step launches on a GPU, without one: launches.py SLOTS ROWS DTYPE [FIRST]
 
 The step's kernels are compiled first: by child processes of the step, or, if FIRST is "bench", by
 `bench.gpu` for the step's shape. Then Triton's own launch path runs, up to the
@@ -23,6 +23,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from bench.gpu.aot import run
+from bench.gpu.aot.launches import DTYPES
 from bench.gpu.aot.record import TARGETS, jobs_of
 from bench.lib.shapes import random_model
 from csd.engine.first_call.compile_kernels import compile_in_children
@@ -100,8 +101,8 @@ def watch(ahead: set, children: set[str] | None) -> None:
     JITFunction.run = run
 
 
-def main(slots: int, rows: int, first: str = "children") -> None:
-    dtype, children = torch.bfloat16, None
+def main(slots: int, rows: int, name: str, first: str = "children") -> None:
+    dtype, children = DTYPES[name], None
     graph = ConsensusGraph(ops.triton(), torch.device("cpu"), GraphConfig(capacity=1 << 12))
     cache = KVCache(
         CONFIG,
@@ -119,12 +120,12 @@ def main(slots: int, rows: int, first: str = "children") -> None:
     decoder.linear = torch.nn.functional.linear
     step = StaticStep(decoder, graph, cache, state, ops.triton())
     if first == "bench":
-        tasks, folder = [("sm_90", "bf16", SHAPE)], os.environ["TRITON_CACHE_DIR"]
+        tasks, folder = [("sm_90", name, SHAPE)], os.environ["TRITON_CACHE_DIR"]
         run(tasks, cache=folder, without=NOT_LAUNCHED, disassembled="$^")
     else:
         children = compiled_in_children(step)
     driver.set_active(NO_DEVICE)
-    watch({job.key for job in jobs_of("sm_90", SHAPE, "bf16")}, children)
+    watch({job.key for job in jobs_of("sm_90", SHAPE, name)}, children)
     with Zeros():
         for _ in range(2):
             step.body(rows, rows)

@@ -69,7 +69,7 @@ KERNELS = {
 
 
 LARGE, SMALL = SHAPES[0], SHAPES[2]
-TASKS = [("sm_90", LARGE), ("sm_90", SHAPE), ("sm_80", SMALL), ("gfx942", SMALL)]
+TASKS = [("sm_90", LARGE), ("sm_90", SHAPE), ("sm_80", SMALL), ("gfx942", LARGE)]
 CHIPS = dict(TASKS)
 TENSOR_CORES = {"sm_100": "tcgen05"}
 
@@ -79,7 +79,7 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("triton")
 
 
-# searched in "TARGET SHAPE KERNEL": of the variants of a kernel each is left to one target
+# searched in "TARGET SHAPE KERNEL": most variants are left to sm_90, on which a spill is a fault
 WITHOUT = "|".join(
     (
         # all graphs but the default (sm_90) and one of four orders (others), with the default's
@@ -91,18 +91,15 @@ WITHOUT = "|".join(
         r"^(sm_80|gfx942) .*(grow O=4|verify finish|observe_claim N=16)$",
         # of the model that is launched, what depends on its sizes
         rf"^sm_90 {SHAPE.name} (?!(rms_norm F=512 PARTS=1(, of rows|, with residual)?|swiglu)$)",
-        # windows, caps and sinks: all three, on sm_80, and of packed samples on sm_90
+        # windows, caps and sinks: all three, on sm_90
         r", (window|cap|short values)$",
-        r"^sm_80 .*(tree_attention|exact_attention|plan_|merge_)[^,]*$",
-        r"^(sm_90|gfx942) .*(tree_attention|exact_attention|plan_|merge_).*, sinks$",
         r"^sm_90 .*packed_attention[^,]*$",
-        r"^(sm_80|gfx942) .*packed_attention.*, sinks$",
+        r"^(sm_80|gfx942) (?!.*first_keys).*, sinks$",
         # all tiles of products on sm_90
-        r"_linear BLOCK_T=(16|32|64), |gated_linear BLOCK_T=(16|32|64)",
         r"^(sm_80|gfx942) .*_linear BLOCK_T=((16|32|64)|128, )",
         # other flags and sizes
-        r"^sm_90 .*dag, chain|^(sm_80|gfx942) .*dag, tree",
-        r"^(sm_90|gfx942) .*SOLVE=False|^sm_80 .*SOLVE=True",
+        r"^(sm_80|gfx942) .*dag, chain",
+        r"^(sm_80|gfx942) .*SOLVE=False",
         r"^(sm_80|gfx942) .*, (plus one|gelu|of a part)$",
         r"^(sm_80|gfx942) .*(large cache|with residual|of rows|of splits|rotate|silu_mul)",
         r"^(sm_80|gfx942) .*(with bias|F=64|MOVED=False)",
@@ -119,7 +116,7 @@ TILED = r"^\S+ \S+ (tree_attention D=128|exact_attention pages D=128|row_linear 
 
 @pytest.fixture(scope="module")
 def rows(cache):
-    """Every kernel for three targets, and each of its variants for one, without WITHOUT.
+    """Every kernel for three targets, and most of its variants for one, without WITHOUT.
 
     `make aot` compiles all specialisations of all shapes and dtypes, and disassembles those of both
     NVIDIA targets.
@@ -300,6 +297,9 @@ def test_problems():
     assert not problems(good)
     assert problems(good | {"shared": 11}) == ["shared memory 11 over 10"]
     assert problems(good | {"spills": 2, "stack": 8}) == ["2 spills, stack 8"]
+    # not disassembled
+    assert problems(good | {"spills": "-", "stack": 8}) == ["- spills, stack 8"]
+    assert not problems(good | {"spills": "-"})
     assert problems({"error": "CompilationError"}) == ["CompilationError"]
     assert not problems(good | {"spills": 2, "target": "sm_80"})
 
@@ -307,9 +307,9 @@ def test_problems():
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((1, 16), id="one slot"),
-        pytest.param((5, 64), id="five slots", marks=slow),
-        pytest.param((1, 16, "bench"), id="Triton 3.6, compiled by bench.gpu", marks=slow),
+        pytest.param((1, 16, "bf16"), id="one slot"),
+        pytest.param((5, 64, "fp16"), id="five slots", marks=slow),
+        pytest.param((1, 16, "bf16", "bench"), id="Triton 3.6, compiled by bench.gpu", marks=slow),
     ],
 )
 def launches(request, tmp_path_factory):
@@ -320,7 +320,7 @@ def launches(request, tmp_path_factory):
         pytest.skip(f"needs {OLDER.relative_to(ROOT)}: make triton-3.6")
     if older:
         path = f"{OLDER}:{path}"
-    elif request.param == (1, 16):
+    elif request.param == (1, 16, "bf16"):
         # but for one kernel, what the step's processes would compile is there already
         request.getfixturevalue("rows")
         compiled = request.getfixturevalue("cache")

@@ -9,10 +9,10 @@ from helpers.oracles.grammar_oracle import Pieces
 from helpers.runs.engine_cases import free
 
 import csd
-from csd.engine import slots
 from csd.engine.requests.request import LiveSample
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.grammar import Grammars
+from csd.engine.slots import HostSlots
 from csd.engine.step.prefill import Prefill
 from csd.serve import Closed
 from csd.state.kv_cache import KVCache
@@ -41,7 +41,7 @@ def last_is_bad(cls, requests, *_):
 
 # function, the calls that fail, and whether they fail after they have run
 FAULTS = {
-    "admission": (slots, "admit", lambda step, request, *_: of_bad(request), False),
+    "admission": (HostSlots, "_admit", lambda slots, request: of_bad(request), False),
     "rules": (Changes, "of_call", last_is_bad, False),
     "written rules": (Changes, "of_call", last_is_bad, True),
     "group": (Prefill, "begin", lambda cls, step, request, *_: of_bad(request), False),

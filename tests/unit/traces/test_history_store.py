@@ -19,12 +19,16 @@ def forked(function):
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
+        # a child never goes on with the tests
         try:
-            for x in function():
-                os.write(writing, f"{x}\n".encode())
-        except BaseException as error:
-            os.write(writing, repr(error).encode())
-        os._exit(0)
+            os.close(reading)
+            try:
+                for x in function():
+                    os.write(writing, f"{x}\n".encode())
+            except BaseException as error:
+                os.write(writing, repr(error).encode())
+        finally:
+            os._exit(0)
     os.close(writing)
     try:
         with open(reading) as said:

@@ -50,7 +50,7 @@ def test_samples_are_plain_samplings(file):
         assert values(engine.generate(PROMPTS, budget=12, **DRAWN)) == plain
 
 
-@few(1)
+@few(2)
 def test_branches_of_a_session_go_on_as_texts(file):
     turn = dict(max_new_tokens=8, end_token_ids=[], temperature=0.7)
     with csd.Engine(file) as engine:
@@ -68,7 +68,7 @@ def test_branches_of_a_session_go_on_as_texts(file):
         assert (x.tokens, x.logprobs) == (y.tokens, y.logprobs)
 
 
-@few(1)
+@few(2)
 def test_choices_of_the_server_are_samples(file):
     _, tokenizer = toy()
     with csd.Engine(file, tokenizer=tokenizer, share_rows=False) as engine:
@@ -80,7 +80,7 @@ def test_choices_of_the_server_are_samples(file):
     assert [choice["text"] for choice in answer["choices"]] == plain.texts
 
 
-@few(1)
+@few(2)
 def test_replaced_weights_are_those_of_the_next_call(file, tmp_path):
     def draw(model):
         with csd.Engine(model) as engine:

@@ -9,7 +9,7 @@ import transformers
 from helpers.models import checkpoints
 from torch import nn
 
-from csd.models.fused.config import ModelConfig
+from csd.models.fused.config import ModelConfig, properties_of
 from csd.models.load import load
 
 
@@ -118,7 +118,7 @@ def test_layers_with_a_window(make, local):
     found = ModelConfig.from_transformers(make())
     assert (found.local, found.window) == (local, 64)
     assert found.reach == (64 if all(local) else None)
-    assert [p is not None for p in map(found.properties, range(len(local)))] == list(local)
+    assert [bool(properties_of(found, i)) for i in range(len(local))] == list(local)
 
 
 # Modules

@@ -8,7 +8,7 @@ from helpers.models.checkpoints import build
 from helpers.models.scripted import Letters, counting, engine
 from helpers.runs.engine_cases import PROMPTS, assert_same_samples
 from helpers.runs.trace_file import trace_file
-from helpers.targets import few, values
+from helpers.targets import few
 
 import csd
 from csd.cli.main import main
@@ -53,7 +53,6 @@ def test_tokens_equal_those_without_a_prior(model, plain, budget, kind):
         assert sum(o.stats.accepted["prior"] for o in out) > 0
 
 
-@values
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("static", [False, True])
 def test_static_steps_and_lag_draw_the_same(model, plain, static, lag):

@@ -78,7 +78,7 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch, kernels, gathe
     short = engine(model, memory=1.0, kernels=kernels)
     page = KVCache.bytes_per_page(model.config, torch.float64)
     # three pages: the prompt's and two slots'
-    sizes = CacheSizes(2, 1, 1, 1, 1, 1)
+    sizes = CacheSizes(slots=2, groups=1, slot_pages=1, prompt_pages=1, slot_held=1, prompt_held=1)
     two = Demand.of(model.config, torch.float64, sizes, short.caches.rows(2), gathers)
     assert two.new + two.prompts == 3 * page
     monkeypatch.setattr(resources, "free_bytes", lambda device: two.total)

@@ -131,7 +131,9 @@ def test_memory_is_as_calculated():
     rows += [part.node for part in memory.convs]
     count = cache.node_k.shape[1]
     assert sum(x.nbytes for x in rows) == count * of_model.row_bytes(torch.float32)
-    less = CacheSizes(slots, 1, 1, 1, 1, 1)
+    less = CacheSizes(
+        slots=slots, groups=1, slot_pages=1, prompt_pages=1, slot_held=1, prompt_held=1
+    )
     with_states = Demand.of(engine.decoder.config, torch.float32, less, count)
     engine.decoder.config = replace(engine.decoder.config, states=None)
     without = Demand.of(engine.decoder.config, torch.float32, less, count)

@@ -80,7 +80,7 @@ def test_engines_that_generate_keeps_do_not_keep_the_module():
 
     model = build("glm")
     with pytest.warns(UserWarning):
-        csd.generate(model, PROMPT, max_new_tokens=2, budget=0)
+        csd.generate(model, PROMPT, max_new_tokens=2, budget=4)
     gone = weakref.ref(model)
     del model
     gc.collect()
