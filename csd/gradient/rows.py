@@ -40,8 +40,8 @@ class Rows:
     runs: list[OwnRows]
     row: torch.Tensor  # [T] int64, the row whose logits score the token
     target: torch.Tensor  # [T] int64
-    prompts: Sequence[list[int]]
-    completions: Sequence[Sequence[list[int]]]
+    prompts: Sequence[list[int]] = field(repr=False)
+    completions: Sequence[Sequence[list[int]]] = field(repr=False)
     # [T]: group, completion of the group, and index in the completion
     origin: list[tuple[int, int, int]] = field(repr=False)
     unshared: int  # rows of passes over each completion with its prompt

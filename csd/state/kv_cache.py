@@ -121,7 +121,7 @@ class KVCache:
         dtype: torch.dtype,
         device: str | torch.device,
         reach: int | None = None,  # most keys that a row of any layer attends to
-        unit: int | None = None,  # tokens of a unit of the prefix index; None: no prompts share
+        unit: int | None = None,  # tokens of a unit of the prefix index; None: prompts share none
         units: int | None = None,  # most units; None: as many as there are pages
         spare: int = 0,  # pages beyond those that samples and prompts in flight need
     ):

@@ -72,7 +72,7 @@ class Rules:
     tag_kinds: torch.Tensor = tensor("R 2 K", torch.int16)  # index of a token's step
     tag_steps: torch.Tensor = tensor("R 2 5 C")  # the different steps, by field
     tag_length: torch.Tensor = tensor("R 2", torch.int64, 1)  # symbols of each tag
-    close: torch.Tensor = tensor("R X", fill=-1)  # forced to end it, left-aligned, -1 after them
+    close: torch.Tensor = tensor("R X", fill=-1)  # tokens that end it, left-aligned, -1 after
     # the token that continues the end tag after each number of its symbols, or -1
     rests: torch.Tensor = tensor("R Y", fill=-1)
 

@@ -64,11 +64,25 @@ def tree_ssm_triton() -> Callable:
 
 
 def tree_delta_rule_ref(
-    q: torch.Tensor, value: torch.Tensor, strength: torch.Tensor, *nodes_and_states: torch.Tensor
+    q: torch.Tensor,
+    value: torch.Tensor,
+    strength: torch.Tensor,
+    node_key: torch.Tensor,
+    node_decay: torch.Tensor,
+    node_update: torch.Tensor,
+    state: torch.Tensor,
+    key: torch.Tensor,
+    update: torch.Tensor,
+    decay: torch.Tensor,
+    base: torch.Tensor,
+    slot: torch.Tensor,
+    position: torch.Tensor,
+    path: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns outputs [M, H, Dv] and writes node_update; arguments as of `tree_delta_rule`."""
-    node_key, node_decay, node_update, *states, _, _ = nodes_and_states
-    *_, slot, _, path = states
+    """Returns outputs [M, H, Dv] and writes node_update; shapes as of `tree_delta_rule`."""
+    states = state, key, update, decay, base, slot, position, path
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
     live, depth = slot >= 0, _depth(path)
     read = _read_after_tails(torch.stack((k, q)), *states)
@@ -82,10 +96,24 @@ def tree_delta_rule_ref(
     return torch.where(live[:, None, None], read[1], 0)
 
 
-def tree_ssm_ref(q: torch.Tensor, *nodes_and_states: torch.Tensor) -> torch.Tensor:
-    """Returns outputs [M, H, Dv]; arguments as of `tree_ssm`."""
-    node_key, node_decay, node_update, *states, _, _ = nodes_and_states
-    *_, slot, _, path = states
+def tree_ssm_ref(
+    q: torch.Tensor,
+    node_key: torch.Tensor,
+    node_decay: torch.Tensor,
+    node_update: torch.Tensor,
+    state: torch.Tensor,
+    key: torch.Tensor,
+    update: torch.Tensor,
+    decay: torch.Tensor,
+    base: torch.Tensor,
+    slot: torch.Tensor,
+    position: torch.Tensor,
+    path: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
+) -> torch.Tensor:
+    """Returns outputs [M, H, Dv]; shapes as of `tree_ssm`."""
+    states = state, key, update, decay, base, slot, position, path
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
     read = _read_after_tails(q[None], *states)
     for d in range(path.shape[1]):

@@ -14,12 +14,22 @@ _BUSY = 1 << 62
 _TOKEN = (1 << 31) - 1
 
 
-def graph_insert_ref(table: Table, *rows_and_orders: Any) -> None:
-    """Updates `table` in place; the arguments are those of `csd.kernels.graph_insert`."""
-    *tensors, orders = rows_and_orders
+def graph_insert_ref(
+    table: Table,
+    group_key: torch.Tensor,
+    context: torch.Tensor,
+    succ_token: torch.Tensor,
+    succ_weight: torch.Tensor,
+    row_total: torch.Tensor,
+    source_bit: torch.Tensor,
+    live_groups: torch.Tensor,
+    orders: tuple[int, ...],
+) -> None:
+    """Updates `table` in place; shapes as of `csd.kernels.graph_insert`."""
     arrays = table.arrays()
-    *rows, live_groups = (x.numpy(force=True) for x in tensors)
-    _insert(arrays, OBSERVED.kind(*rows), live_groups, orders)
+    observed = group_key, context, succ_token, succ_weight, row_total, source_bit
+    *rows, groups = (x.numpy(force=True) for x in (*observed, live_groups))
+    _insert(arrays, OBSERVED.kind(*rows), groups, orders)
     if table.step.device.type != "cpu":
         table.copy_(arrays.map(torch.from_numpy))
 

@@ -6,8 +6,6 @@ group's prompt. So a row's bits follow from its keys and its place in the prompt
 chunks, and are those that a step would give the row.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -80,6 +78,8 @@ def _layout(start: int, rows: int) -> tuple[np.ndarray, ...]:
     )
 
 
-def prompt_attention(*operands: Any) -> torch.Tensor:
+def prompt_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunks: prompt.Chunks, scale: float
+) -> torch.Tensor:
     """`csd.kernels.attention.prompt.prompt_attention` by the `attend_chunk` of this file."""
-    return prompt.prompt_attention(*operands, attend=attend_chunk)
+    return prompt.prompt_attention(q, k, v, chunks, scale, attend_chunk)

@@ -4,7 +4,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.cpython.unsafe.numbers import trailing_zeros
 from numba.extending import intrinsic
 
 from csd.kernels.numba.jit import loop
@@ -48,7 +47,7 @@ def softmax(x, scale, old, nodes, word, sums):
     offset = old - whole
     seen = word if nodes == 64 else word & ((1 << nodes) - 1)
     while seen:
-        sums[offset & (BLOCK - 1)] += x[old + trailing_zeros(seen)]
+        sums[offset & (BLOCK - 1)] += x[old + lowest(seen)]
         offset += 1
         seen &= seen - 1
     return _added(sums), peak
@@ -60,6 +59,16 @@ def _added(x):
     a, b = x[0] + x[1] + x[5] + x[9], x[2] + x[6] + x[10]
     c, d = x[3] + x[7] + x[11], x[4] + x[8] + x[12]
     return ((a + c) + (b + d)) + x[13] + x[14] + x[15]
+
+
+@intrinsic
+def lowest(typing_context, word):
+    """Index of the lowest set bit of a word that is not zero."""
+
+    def generate(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.int64), generate
 
 
 @intrinsic

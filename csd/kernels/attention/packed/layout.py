@@ -39,8 +39,9 @@ def visible_rows(
     keys: slice = slice(None),
 ) -> torch.Tensor:
     """[R, R] bool, or a part of it: row i attends to row j."""
-    row = torch.arange(end.shape[0], device=end.device)
-    path = (row[keys] <= row[rows, None]) & (row[rows, None] < end[keys])
+    R, device = end.shape[0], end.device
+    row, key = (torch.arange(*part.indices(R), device=device) for part in (rows, keys))
+    path = (key <= row[:, None]) & (row[:, None] < end[keys])
     return path & in_reach(position[rows, None], position[keys], window, chunk)
 
 

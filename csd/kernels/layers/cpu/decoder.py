@@ -35,9 +35,9 @@ from csd.kernels.numba.tiles import ISA
 from csd.state.kv_cache import PAGE
 
 norm, rotary, swiglu, attention = (x.run for x in (norm_rows, rotate_rows, gate_rows, attend_rows))
-# names of a layer's weights, in the order in which the loop reads them
-NAMES = "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down"
-INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, POST_NORM, GATE_UP, DOWN = range(len(NAMES))
+# weights of a layer, in the order in which the loop reads them
+WEIGHTS = "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down"
+INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, POST_NORM, GATE_UP, DOWN = range(len(WEIGHTS))
 # addresses of the first layer's tensors, or bytes from one layer's to the next one's
 Caches = namedtuple("Caches", "node_k node_v k v")
 PRODUCTS = "qkv", "out", "gate_up", "down"
@@ -49,7 +49,7 @@ ALIGNED = 32
 def _layers(
     sizes,  # L, M, hidden, H, K, D, F, n_pages
     threads,  # number for norms, rotary embedding, attention, SwiGLU, and each of `PRODUCTS`
-    weights,  # [L, 9] addresses of `NAMES`, 0 for none
+    weights,  # [L, 9] addresses of `WEIGHTS`, 0 for none
     eps,
     residual,  # [M, hidden], the embeddings; written: the residual without the last layer's output
     x,  # [M, hidden], written: the last layer's output
@@ -197,7 +197,7 @@ def _weights(decoder: Any) -> _Weights | None:
     held: list[Any] = []
     biases: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     addresses = []
-    for layer, name in product(decoder.layers, NAMES):
+    for layer, name in product(decoder.layers, WEIGHTS):
         weight = getattr(layer, name)
         if weight is None:
             addresses.append(0)
@@ -212,7 +212,7 @@ def _weights(decoder: Any) -> _Weights | None:
                 biases[0].append(held[-1])
                 biases[1].append(weight)
             addresses.append(held[-1].data_ptr())
-    return _Weights(np.array(addresses).reshape(-1, len(NAMES)), kind, held, biases)
+    return _Weights(np.array(addresses).reshape(-1, len(WEIGHTS)), kind, held, biases)
 
 
 def _kind(weight: torch.Tensor) -> str | None:

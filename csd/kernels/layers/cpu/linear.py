@@ -68,7 +68,10 @@ def multiply(
 
 @by_threads
 def _columns(part, parts, sizes, transposed, weight, bias, zeros, y, like, isa):
-    """Multiply the tiles of `transposed` with blocks of COLUMNS columns; zeros: [COLUMNS]."""
+    """Multiply the tiles of `transposed` with blocks of COLUMNS columns.
+
+    zeros: [COLUMNS] float32. y: [rows, N], written.
+    """
     # words of a row; bytes of a block of columns; rows, and rows of a tile
     N, words, size, left, each = sizes
     tiles = -(-left // each)

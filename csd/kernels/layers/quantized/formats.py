@@ -261,7 +261,7 @@ def rows_of(data: np.ndarray, format: Format, K: int, ids: np.ndarray) -> np.nda
         scales *= of_super[:, :, None, :, None]
     q = _unpacked(blocks["q"][tile, ..., lane], format)
     w = TABLE[q] if format.table else q.astype(np.int16) - np.int16(format.offset)
-    out = w.reshape(*w.shape[:-1], format.groups, -1) * scales[..., 0, :, None]
+    out = w.reshape(*w.shape[:-1], format.groups, format.group) * scales[..., 0, :, None]
     if format.minima:
         out += scales[..., 1, :, None]
     return out.reshape(len(ids), K)

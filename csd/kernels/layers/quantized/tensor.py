@@ -147,8 +147,12 @@ class Quantized(_InBlocks):
         return out
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows ids [..] of the matrix, [.., K] float32."""
+        """Rows ids [..] of the matrix, [.., K] float32. Raises IndexError for others."""
         flat = ids.reshape(-1).numpy()
+        if ((flat < 0) | (flat >= self.shape[0])).any():
+            raise IndexError(
+                f"ids must be rows 0 to {self.shape[0] - 1}, got {flat.min()} to {flat.max()}"
+            )
         out = np.empty((len(flat), self.shape[1]), np.float32)
         first = 0
         for part in self.parts:

@@ -92,7 +92,7 @@ def _in_order(score, mass, low):
 
 @loop
 def in_lanes(score, mass, low, surprise):
-    """`masses` added in lanes, or where `surprise` is true, likewise the sums of -z exp z."""
+    """`masses` added in lanes; if `surprise` is true, the sums of -z exp z in place of exp z."""
     zero = type(score[0])(0)
     head = rest = filled(np.float64(0))
     whole = score.shape[0] // BLOCK * BLOCK

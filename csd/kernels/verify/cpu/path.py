@@ -161,7 +161,7 @@ def _followed(
         slot = np.flatnonzero(pool.slot_nodes.numpy())
         row = pool.slot_start.numpy()[slot].astype(np.int64)
     else:
-        row = np.flatnonzero(pool.slot.numpy() >= 0) if row is None else row
+        row = np.flatnonzero(pool.slot.numpy() >= 0) if row is None else row.astype(np.int64)
         slot = pool.slot.numpy()[row].astype(np.int64)
     M, V, S = pool.rows, logits.shape[1], slots.count
     rows = M if given is None else row.size
@@ -221,9 +221,10 @@ def token_logprobs(
     done = _followed(GIVEN, logits, pool, slots, row.numpy(), token.numpy().astype(np.int64))
     if done is None:
         return token_logprobs_ref(logits, pool, slots, row, token)
+    verdict, bad_rows = done
     bad = torch.zeros(pool.rows, dtype=torch.bool)
-    bad[torch.from_numpy(done[1])] = True
-    return TokenLogprobs(done[0].logprob, done[0].raw_logprob, bad)
+    bad[torch.from_numpy(bad_rows)] = True
+    return TokenLogprobs(verdict.logprob, verdict.raw_logprob, bad)
 
 
 def filtered(x: torch.Tensor, slots: Slots) -> torch.Tensor:

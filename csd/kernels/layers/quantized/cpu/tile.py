@@ -1,7 +1,7 @@
 """Code of a tile: sums of a few rows of x with one or two tiles of a quantised matrix.
 
-Instructions by name, of which `instructions` has a CPU's; all compute the same integers, and the
-float32 operations on them are the same for each number, so the bits are equal:
+Instructions by name; `instructions` lists those of this CPU, best first. All compute the same
+integers, and the float32 operations on them are the same for each number, so the bits are equal:
 
 - "vnni": AVX512-VNNI's vpdpbusd, 16 sums of 4 products of a number of w (unsigned) and of x.
 - "avx_vnni": the same instruction for 8 sums, of half a tile, for its 16 registers.
