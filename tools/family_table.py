@@ -9,7 +9,6 @@ decoder where it takes it, else the module, admitted or refused. The table of fi
 """
 
 import argparse
-import inspect
 import re
 import warnings
 from pathlib import Path
@@ -86,11 +85,8 @@ def table_of_files() -> str:
     lines = ["| `general.architecture` | family | keys beside Llama's |", "|---|---|---|"]
     for name, kind in ARCHITECTURES.items():
         families = ", ".join(kind.families)
-        # those that change a model; others must have a value that changes nothing. Read from the
-        # text of `finish`: a key that only a function called there reads must be in `kind.keys`
-        finish = inspect.getsource(kind.finish)
-        read = {key for key in kind.neutral if f'"{key}"' in finish}
-        keys = ", ".join(f"`{key}`" for key in sorted({*kind.keys, *read}))
+        # those that change a model; others must have a value that changes nothing
+        keys = ", ".join(f"`{key}`" for key in sorted({*kind.keys, *kind.read}))
         lines.append(f"| {name} | {families} | {keys} |")
     return "\n".join(lines)
 

@@ -142,7 +142,8 @@ def _doctor(args: Namespace) -> int:
 def _costs(
     model: str | None, device: torch.device, dtype: str | None
 ) -> tuple[dict[str, Any], dict[str, Any], str | None] | None:
-    """Costs of a CPU's steps and verification, and how weights are held; None without weights."""
+    """Costs of a step and of verification, and how weights are held; None without weights, and on a
+    GPU."""
     if model is None or device.type != "cpu":
         return None
     try:

@@ -92,7 +92,7 @@ class CheckSizes:
 
 
 class _Inputs:
-    """Inputs of operations on a device. dtype: of the random ones, which one generator draws."""
+    """Inputs of operations on a device, the random ones drawn by one generator, in `dtype`."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self._device, self._dtype = device, dtype

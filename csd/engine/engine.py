@@ -424,7 +424,7 @@ class Engine:
             caches.changes = changes
             changes.teacher_forced = isinstance(verifier, TeacherForcing)
             if changes.asked.host and static:
-                log_uncaptured(self.device)
+                log_uncaptured(self.device.type)
                 step, changes.static = dynamic(step), False
         return replace(
             step,

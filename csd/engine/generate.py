@@ -111,7 +111,7 @@ def engine_for(
         return model
     if isinstance(model, str) or hasattr(model, "__fspath__"):
         path = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
-        key = (path, exact, *map(str, options.values()))
+        key = (path, exact, *(options | {"device": str(options["device"])}).values())
         files = _files(path)
         if key in _by_name and _by_name[key][1] != files:
             _by_name.pop(key)[0].release()

@@ -200,7 +200,12 @@ class Vote:
         """True if the first samples, `prefix`, decide the vote of `total` samples."""
         return self._decided(prefix, total, self._read)
 
-    def _decided(self, prefix: list[Sample], total: int, read: Callable) -> bool:
+    def _decided(
+        self,
+        prefix: list[Sample],
+        total: int,
+        read: Callable[[str], tuple[str, Labels] | None],
+    ) -> bool:
         votes: dict[Key, int] = {}
         distinct = Answers()
         for sample in prefix:

@@ -108,7 +108,8 @@ class Reader:
             raise self.error
 
     def reading(self, waker: Waker | None = None) -> ExitStack:
-        """Context of one reader. If no other one is left before the end, the request is cancelled.
+        """Context of one reader, from this call on. If none is left before the end, the request is
+        cancelled.
 
         waker: notified of new pieces meanwhile.
         """

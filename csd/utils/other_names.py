@@ -56,7 +56,7 @@ _SAME = {
 _NAMES = {other: name for name, others in _SAME.items() for other in others.split()}
 
 _ALWAYS = "log-probabilities are always returned, as out[i].logprobs and out[i].raw_logprobs"
-_ABSENT = (
+_UNSUPPORTED = (
     "num_beams num_beam_groups guidance_scale tool_choice length_penalty sequence_bias "
     "begin_suppress_tokens encoder_repetition_penalty"
 )
@@ -68,7 +68,7 @@ _REMARKS = {
     "generation_config": "the model's generation config applies: set model.generation_config, or "
     "pass single options as arguments",
     "sampling_params": "pass its fields as arguments, such as temperature and top_p",
-    **dict.fromkeys(_ABSENT.split(), "csd does not implement it"),
+    **dict.fromkeys(_UNSUPPORTED.split(), "csd does not implement it"),
 }
 
 

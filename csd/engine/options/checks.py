@@ -125,4 +125,5 @@ def whole(
 
 
 def boolean(default: bool | None, help: str, flag: Any = bool, **more: Any) -> Option:
+    """An option that is True or False."""
     return Option(default, help, check_flag, flag, **more)

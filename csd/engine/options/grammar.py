@@ -37,7 +37,7 @@ PANIC = "it panics:"
 # characters that are read to find the faulty part of a schema, about a second
 PLACE_CHARACTERS = 1 << 20
 
-# grammars of a tokenizer whose digests are kept
+# grammars whose digests are kept
 KEPT = 1024
 
 

@@ -90,6 +90,7 @@ def answer_header(tokenizer: Any) -> str:
 
 @of_tokenizer
 def _rendered_header(tokenizer: Any, template: str) -> str:
+    """The header of an answer; template: the chat template, by which results are kept."""
     messages = [{"role": "user", "content": _WORD}]
     try:
         ids = chat_ids(messages, tokenizer, "prompt", check_template_options({}))

@@ -139,14 +139,16 @@ def step(pattern: Symbols, token: Symbols) -> Transition:
 
 
 def of_tokenizer(make: Callable[..., T]) -> Callable[..., T]:
-    """Decorator that keeps the results of make(tokenizer, *key) as long as the tokenizer lives."""
+    """Decorator that keeps the results of make(tokenizer, *key) as long as the tokenizer lives.
+
+    They are made at each call for an object without a hash or without weak references.
+    """
     kept: weakref.WeakKeyDictionary[Any, dict[tuple, T]] = weakref.WeakKeyDictionary()
 
     @wraps(make)
     def get(tokenizer: Any, *key: Any) -> T:
         try:
             made = kept.setdefault(tokenizer, {})
-        # an object without a hash or without weak references
         except TypeError:
             made = {}
         if key not in made:

@@ -179,8 +179,8 @@ class Request:
         made.progress.error, made.progress.scores = error, scores
         return made
 
-    def cut_history(self, count: int | None) -> None:
-        """Keep the first `count` past samples alone, and count tokens in the statistics."""
+    def cut_history(self, count: int) -> None:
+        """Keep the first `count` past samples, and count the kept and the left-out tokens."""
         stats = self.progress.stats
         stats.history_left_out += sum(map(len, self.history[count:]))
         self.history = self.history[:count]

@@ -32,7 +32,10 @@ class Draft:
 
 @dataclass(slots=True)
 class Trees:
-    """Draft trees of all slots of a step, on the host: lists per slot [S] or pool row [M]."""
+    """Draft trees of all slots of a step, on the host: lists per slot [S] or pool row [M].
+
+    Fields are named as in the snapshot's layout. count: accepted rows, with the root.
+    """
 
     start: list[int]
     nodes: list[int]

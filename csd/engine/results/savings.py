@@ -5,7 +5,7 @@ that save more (docs/howto/tune.md has the measured counts).
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 
 from csd.engine.results.result import Samples
 from csd.engine.results.stats import BEGINNING, COMPARED, PAYS, Stats
@@ -82,7 +82,8 @@ def _beginnings(texts: Iterable[Sequence[int]]) -> list[list[int]]:
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common beginning of two texts."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _advice(out: Samples, temperature: float | None) -> Iterable[str]:

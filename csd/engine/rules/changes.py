@@ -194,9 +194,9 @@ class Changes:
 
 
 @cache
-def log_uncaptured(device: torch.device) -> None:
-    """Warn once that steps on a GPU run without being captured."""
-    if device.type == "cuda":
+def log_uncaptured(device: str) -> None:
+    """Warn once that steps on a GPU run without being captured; device: its type."""
+    if device == "cuda":
         LOG.warning(
             "logits_processor and grammars run on the host, so steps of such calls are not "
             "captured (static=False)"

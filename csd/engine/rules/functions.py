@@ -37,17 +37,19 @@ def apply_functions(
     asking = {row: r for row, r in requests.items() if r is not None and r.params.logits_processor}
     # tokens from the start of the prompt up to and including the row's own
     prefixes: dict[int, list[int]] = {}
-    for level in range(max((depth[row] for row in asking), default=-1) + 1):
-        rows = [row for row in asking if depth[row] == level]
-        if level == 0:
-            for row in rows:
-                prefixes[row] = asking[row].prompt + texts[slot[row]][: generated[slot[row]]]
-        else:
-            below = [row for row in rows if parent[row] in prefixes]
-            if not teacher_forced:
-                below = [row for row in below if token[row] not in stops[slot[row]]]
+    levels: list[list[int]] = [[] for _ in range(1 + max(depth, default=0))]
+    for row in asking:
+        levels[depth[row]].append(row)
+    for row in levels[0]:
+        prefixes[row] = asking[row].prompt + texts[slot[row]][: generated[slot[row]]]
+    for rows in levels:
+        # rows below one that a sample can have, and that does not end it
+        below = [row for row in rows if parent[row] in prefixes]
+        if not teacher_forced:
+            below = [row for row in below if token[row] not in stops[slot[row]]]
+        if below:
             places = [[parent[row] for row in below], [token[row] for row in below]]
-            scores = x[tuple(torch.tensor(places, dtype=torch.long, device=x.device))].tolist()
+            scores = x[tuple(torch.tensor(places, device=x.device))].tolist()
             for row, score in zip(below, scores, strict=True):
                 must = only[parent[row]]
                 drawn = token[row] == must if must >= 0 else score != -torch.inf

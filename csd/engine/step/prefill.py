@@ -38,8 +38,8 @@ class Prefill:
     def begin(
         cls, step: Step, request: Request, group: int, chunk_size: int, observed: int
     ) -> "Prefill":
-        """Reserve the pages of a group for the request's prompt; observed: its first tokens that
-        the group's graph has."""
+        """Reserve the pages of a group for the request's prompt; observed: number of its
+        first tokens that the group's graph has."""
         request.place.group = group
         cache, tokens = step.cache, len(request.prompt) - 1
         # digests of an earlier run may be of other units

@@ -298,7 +298,9 @@ class Step:
         took = {phase: self.seconds[phase] - before[phase] for phase in self.phases}
         drafting = took["propose"] + took["insert"] - self.waited
         model = took["forward"] + took["verify"] + took["commit"]
-        return PendingRecord(list(owners), step, snapshot, None, None, drafting, model)
+        return PendingRecord(
+            list(owners), step, snapshot, draft_seconds=drafting, model_seconds=model
+        )
 
     def read(self, pending: PendingRecord) -> Record:
         """Read the record of a launched step on the host."""

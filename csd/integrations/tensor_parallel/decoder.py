@@ -169,7 +169,8 @@ class _Shards:
     """A rank's shards of a layer's weights: (matrix, bias) tuples, views of the DTensors."""
 
     input_norm: torch.Tensor  # [hidden]
-    qkv: list[tuple]  # [H D / W, hidden], [H D / W] or None; with K heads; with K heads
+    # of queries [H D / W, hidden], [H D / W] or None; of keys and values with K in place of H
+    qkv: list[tuple]
     q_norm: torch.Tensor | None  # [D]
     k_norm: torch.Tensor | None
     out: tuple  # [hidden, H D / W]

@@ -162,7 +162,7 @@ def hf_generate(
     )
     if streamer is not None:
         streamer.end()
-    tokens = [torch.tensor(s.tokens) for s in samples]
+    tokens = [torch.tensor(s.tokens, dtype=input_ids.dtype) for s in samples]
     new = pad_sequence(tokens, batch_first=True, padding_value=_pad_id(generation_config))
     sequences = torch.cat([input_ids, new.to(input_ids)], dim=1)
     if not generation_config.return_dict_in_generate:

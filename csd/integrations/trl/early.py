@@ -123,6 +123,7 @@ class EarlyEnds:
 
 
 def _check_version() -> None:
+    """Raises ImportError if TRL is too old to leave a row out."""
     import trl
     from packaging.version import Version
 

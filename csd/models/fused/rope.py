@@ -136,6 +136,8 @@ def _long_attention(rope: dict, positions: int) -> float:
 
 
 def _yarn_attention(rope: dict) -> float:
+    """Factor of cosines and sines in YaRN."""
+
     def of(weight: float) -> float:
         factor = rope["factor"]
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

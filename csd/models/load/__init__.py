@@ -171,16 +171,16 @@ def load(
         return _loaded(model, tokenizer)
     made = decoder_of(model, decoder)
     held = model if isinstance(made, ModuleDecoder) else None
-    module = dict(module=weakref.ref(model), wanted=decoder, held=held)
-    return _loaded(made, tokenizer, model.generation_config, **module)
+    own = dict(module=weakref.ref(model), wanted=decoder, held=held)
+    return _loaded(made, tokenizer, model.generation_config, **own)
 
 
 def _loaded(
-    decoder: DecoderLike, tokenizer: Any, generation_config: Any = None, **module: Any
+    decoder: DecoderLike, tokenizer: Any, generation_config: Any = None, **own: Any
 ) -> Loaded:
     device_and_dtype = _device_and_dtype(decoder)
     found = decoder.config, tokenizer, generation_config
-    return Loaded(decoder, *found, *device_and_dtype, **module)
+    return Loaded(decoder, *found, *device_and_dtype, **own)
 
 
 def _device_and_dtype(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:

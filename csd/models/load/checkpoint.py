@@ -70,9 +70,10 @@ def _key_reports() -> Iterator[list[str]]:
     taken: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        is_report = "LOAD REPORT" in (message := record.getMessage())
-        taken.extend([message] * is_report)
-        return not is_report
+        if "LOAD REPORT" not in (message := record.getMessage()):
+            return True
+        taken.append(message)
+        return False
 
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(keep)

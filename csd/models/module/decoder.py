@@ -170,6 +170,7 @@ class Pass:
         return call
 
     def _check(self, call: AttentionCall, args: AttentionArgs) -> None:
+        """Raises RuntimeError if a call differs from the probed one."""
         _, query, key, value, mask, named = args
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:

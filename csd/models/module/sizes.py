@@ -19,6 +19,7 @@ UNBOUNDED = 1 << 20
 class ModuleConfig:
     """Sizes of a module. If calls differ, heads and head_dim are those of the widest call."""
 
+    # the fields of NamedSizes, in its order
     family: str
     vocab: int
     hidden: int
@@ -93,5 +94,6 @@ def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
     """
     refuse_module(model)
     now = NamedSizes.of(base_of(model))
+    # the fields of NamedSizes come first
     own: list[Any] = [getattr(before, f.name, f.default) for f in fields(ModuleConfig)[len(now) :]]
     return ModuleConfig(*now, *own)

@@ -158,7 +158,7 @@ class SampleText:
 
     def take(self) -> str:
         """The shown text that became certain since the last call."""
-        # before an answer, a stop string in what may yet be one would cut it
+        # before the answer begins: a stop string in the thought may be one of the answer yet
         if self._shown is None or self._start is None:
             return ""
         end = self._shown.settled

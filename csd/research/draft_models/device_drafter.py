@@ -95,7 +95,8 @@ WORDS = {"reference": sample_words_ref, "triton": sample_words_triton}
 
 
 class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
-    """Drafter of a network on the device. settings: as in `NetworkDrafter`; one temperature."""
+    """Drafter of a network on the device. settings: as in `NetworkDrafter`, without a
+    tuple of temperatures."""
 
     def __init__(self, net: DraftNetwork, ops: Ops, device: str | torch.device, **settings: Any):
         super().__init__(net, ops, device, **settings)

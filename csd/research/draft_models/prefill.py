@@ -28,7 +28,7 @@ class DraftPrefill:
     def read_prompt(self, key: int, prompt: list[int], read: int, slots: Slots) -> None:
         """Read the prompt up to the target's position `read`; opens its group if it is new."""
         cache = self.cache
-        assert cache is not None, "attach was not called"
+        assert cache is not None, "a draft model needs an engine, which attaches it"
         group = next((g for g, k in self._key.items() if k == key), -1)
         if group < 0:
             group = cache.open(key, len(prompt), slots)

@@ -44,7 +44,9 @@ def losses(
     """
     dtype = torch.promote_types(guess.dtype, torch.float32)
     by_state = F.smooth_l1_loss(guess.to(dtype), states.to(dtype), reduction="none").mean(-1).sum()
-    summed, parts = Losses([0.0], [0], [len(guess)], float(by_state.detach())), []
+    state_loss = float(by_state.detach())
+    summed = Losses(tokens=[0.0], hits=[0], places=[len(guess)], states=state_loss)
+    parts = []
     for a in range(0, len(guess), ROWS):
         rows = slice(a, a + ROWS)
         with torch.no_grad():

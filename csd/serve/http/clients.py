@@ -191,7 +191,8 @@ async def unless_gone(
 ) -> T:
     """Returns the result of a coroutine, which is cancelled when the client disconnects.
 
-    end: called before that, and at the result. Raises ClientDisconnect if the client has left.
+    end: called once the result is there or the client has left. Raises ClientDisconnect in the
+    second case.
     """
     work = asyncio.ensure_future(result)
     leaving = asyncio.ensure_future(gone(receive))

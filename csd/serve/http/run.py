@@ -181,6 +181,7 @@ def process(
     drain: float = DRAIN,
     connections: int = CONNECTIONS,
     begun: Callable[[int], Any] = lambda port: None,
+    log_level: str = "warning",
 ) -> Process:
     """Make a process whose `run` listens until SIGINT or SIGTERM.
 
@@ -200,7 +201,7 @@ def process(
         http=Connection,
         ws="none",
         lifespan="on",
-        log_level="warning",
+        log_level=log_level,
         access_log=False,
         limit_concurrency=connection_limit(connections),
         timeout_keep_alive=30,

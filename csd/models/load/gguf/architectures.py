@@ -28,9 +28,9 @@ class Architecture:
     that of the `transformers` config. whole, real: further key -> field of the config that it
     becomes, a whole or any number above 0. defaults: fields whose keys a file may leave out.
     neutral: further key -> function that is True if csd computes with a value, or it changes
-    nothing. finish: changes the fields by them, given the keys below the architecture and the
-    factors of LongRoPE. groups: names in `_GROUPS` of a layer's tensors. shift: added to weights of
-    norms in the file.
+    nothing. read: of these, the keys with which csd computes. finish: changes the fields by them,
+    given the keys below the architecture and the factors of LongRoPE. groups: names in `_GROUPS` of
+    a layer's tensors. shift: added to weights of norms in the file.
     """
 
     families: tuple[str, ...]
@@ -39,6 +39,7 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     neutral: Mapping[str, Neutral] = field(default_factory=dict)
     finish: Callable[[Fields, dict, dict[str, list[float]]], None] = lambda *_: None
+    read: tuple[str, ...] = ()
     groups: tuple[str, ...] = ("norms", "qkv", "mlp")
     paired: bool = False  # rotary embedding pairs neighbouring rows of queries and keys in the file
     scaled: bool = False  # the config has the rotary embedding's scaling
@@ -241,6 +242,12 @@ ARCHITECTURES = {
             ),
         },
         finish=_phi3,
+        read=(
+            "attention.sliding_window",
+            "rope.dimension_count",
+            "rope.scaling.attn_factor",
+            "rope.scaling.original_context_length",
+        ),
         groups=("norms", "joined"),
     ),
     "gemma2": Architecture(
@@ -270,6 +277,12 @@ ARCHITECTURES = {
             "rope.freq_base_swa": lambda value, fields: _is_number(value, fields) and value > 0,
         },
         finish=_gemma3,
+        read=(
+            "attention.sliding_window",
+            "attention.sliding_window_pattern",
+            "final_logit_softcapping",
+            "rope.freq_base_swa",
+        ),
         groups=("both_norms", "qkv", "qk_norms", "mlp"),
         scaled=True,
         shift=1.0,
