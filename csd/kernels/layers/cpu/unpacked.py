@@ -168,7 +168,7 @@ def multiply(
 
 @by_threads
 def _columns(part, parts, shape, source, width, weight, bias, y, like, isa):
-    """Multiply all rows of `source` (x or `apart`; `width` bytes) with blocks of COLUMNS columns."""
+    """Multiply rows of `source` (x or `apart`; `width` bytes) with blocks of COLUMNS columns."""
     M, N, K = shape
     row = K * like.itemsize
     steps = row // (4 * LANES)

@@ -249,6 +249,10 @@ def test_parts_of_several_types_are_one_matrix():
     for part, of_whole in zip(parts, whole.split([33, 16, 48]), strict=True):
         assert of_whole.data_ptr() == part.data_ptr() and of_whole.shape == part.shape
     assert torch.equal(whole.rows(torch.tensor([96, 0, 40])), whole.dequantize()[[96, 0, 40]])
+    # rows beyond the matrix are in the padding of its last tile
+    for row in (-1, whole.shape[0]):
+        with pytest.raises(IndexError, match=f"ids must be rows 0 to .*, got {row} to {row}"):
+            whole.rows(torch.tensor([row]))
     apart = torch.cat([quantized_linear(x, p) for p in parts], 1)
     assert torch.equal(quantized_linear(x, whole), apart)
     want = quantized_linear_ref(x, whole)
