@@ -41,10 +41,10 @@ def test_functions_on_a_gpu_are_logged(caplog):
 
     logit_changes.log_uncaptured.cache_clear()
     with caplog.at_level(logging.WARNING, "csd"):
-        logit_changes.log_uncaptured(torch.device("cpu"))
+        logit_changes.log_uncaptured(torch.device("cpu").type)
         assert not caplog.records
-        logit_changes.log_uncaptured(torch.device("cuda"))
-        logit_changes.log_uncaptured(torch.device("cuda"))
+        for device in ("cuda", "cuda:1"):
+            logit_changes.log_uncaptured(torch.device(device).type)
     assert len(caplog.records) == 1 and "static=False" in caplog.text
 
 
