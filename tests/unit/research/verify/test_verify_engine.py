@@ -105,17 +105,15 @@ def test_drafting_words_without_the_step_number_are_found_out(monkeypatch):
 def test_caches_and_paths(verifier):
     """A cold target that reads every key and value: whatever was drafted, the greedy tokens."""
     e = engine(PrefixSum(), Letters(), max_slots=5)
+    options = dict(num_samples=3, max_new_tokens=70, seed=3)
     prompt = ["abcabc", "xyz"]
-    # the last budget's samples reach a second page
-    for budget, count in ((1, 12), (7, 30), (40, 70)):
-        options = dict(num_samples=3, max_new_tokens=count, seed=3)
-        greedy = csd.generate(e, prompt, temperature=0, **options)
+    greedy = csd.generate(e, prompt, temperature=0, **options)
+    for budget in (1, 7, 40):
         cold = csd.generate(
             e, prompt, temperature=1e-6, verifier=verifier, budget=budget, **options
         )
         assert [r.tokens for r in cold] == [r.tokens for r in greedy]
-        accepted = sum(r.stats.nodes_accepted for r in cold)
-        assert accepted > 0.57 * count if budget > 1 else accepted == 0
+        assert (sum(r.stats.nodes_accepted for r in cold) > 40) == (budget > 1)
         logprobs = torch.tensor([x for r in cold for s in r.raw_logprobs for x in s])
         expected = torch.tensor([x for r in greedy for s in r.raw_logprobs for x in s])
         assert (logprobs - expected).abs().max() < 1e-9
