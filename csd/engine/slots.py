@@ -12,7 +12,7 @@ from csd.engine.plan import Begun, Ended, Event, Failed, Plan, Start, StepView
 from csd.engine.requests.request import LiveSample, Request, check_served
 from csd.engine.requests.slot_edits import Refill, clear_slot, fill_slots, join_classes
 from csd.engine.results.logprobs import Measures
-from csd.engine.results.savings import common
+from csd.engine.results.savings import common_tokens
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import asked_of, changes_rows, set_of
 from csd.engine.step.prefill import Prefill, read_chunks, reads_several, units_of
@@ -270,7 +270,7 @@ class HostSlots:
         if request.graph is not None and drafter is not None and drafter.shares_keys:
             mates = [other for other in others if other.graph is request.graph]
         request.place.graph_key = mates[0].place.graph_key if mates else next(self.group_keys)
-        shared = (common(request.prompt, other.prompt) for other in mates)
+        shared = (common_tokens(request.prompt, other.prompt) for other in mates)
         return max(max(shared, default=0) - 1, 0)
 
     def _admit(self, request: Request) -> None:

@@ -68,14 +68,14 @@ class RowsAttention:
         out = torch.empty_like(q)
         for at, keys, chunks in self._prompts:
             if properties is None:
-                found = self.ops.prompt_attention(q[at], k[keys], v[keys], chunks, self.scale)
-                out.index_copy_(0, at, found)
+                attended = self.ops.prompt_attention(q[at], k[keys], v[keys], chunks, self.scale)
+                out.index_copy_(0, at, attended)
                 continue
             parts = at.split(chunks.rows), keys.split(chunks.keys), chunks.starts
             for of_chunk, rows, start in zip(*parts, strict=True):
                 seen = visible_keys(rows, start, properties.window, properties.chunk)
-                found = attend_visible(q[of_chunk], k[None], v[None], seen, properties)
-                out.index_copy_(0, of_chunk, found)
+                attended = attend_visible(q[of_chunk], k[None], v[None], seen, properties)
+                out.index_copy_(0, of_chunk, attended)
         pages = [x[self._index].view(-1, PAGE, *x.shape[1:]) for x in (k, v)]
         for at, attention in self._chains:
             for buffers, x in zip(self._kv, (k[at], v[at], *pages), strict=True):

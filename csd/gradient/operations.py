@@ -77,8 +77,8 @@ class _LinearGradient(Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        found = grad @ weight if of_x else None, grad.mT @ x if of_weight else None
-        return *found, grad.sum(0) if of_bias else None, None, None
+        products = grad @ weight if of_x else None, grad.mT @ x if of_weight else None
+        return *products, grad.sum(0) if of_bias else None, None, None
 
 
 # rows of adapters' products at a time

@@ -225,6 +225,6 @@ class ExactProducts:
             return ANY_ROWS
         key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()
         if key not in self.blocks:
-            found = partial(fixed_blocks, rows=self._rows) if self._rows else row_blocks
-            self.blocks[key] = found(self.product, weight)
+            search = partial(fixed_blocks, rows=self._rows) if self._rows else row_blocks
+            self.blocks[key] = search(self.product, weight)
         return self.blocks[key]

@@ -143,12 +143,12 @@ def of_tokenizer(make: Callable[..., T]) -> Callable[..., T]:
 
     They are made at each call for an object without a hash or without weak references.
     """
-    kept: weakref.WeakKeyDictionary[Any, dict[tuple, T]] = weakref.WeakKeyDictionary()
+    results: weakref.WeakKeyDictionary[Any, dict[tuple, T]] = weakref.WeakKeyDictionary()
 
     @wraps(make)
     def get(tokenizer: Any, *key: Any) -> T:
         try:
-            made = kept.setdefault(tokenizer, {})
+            made = results.setdefault(tokenizer, {})
         except TypeError:
             made = {}
         if key not in made:

@@ -14,7 +14,7 @@ from csd.engine.first_call.time_steps import (
 )
 from csd.engine.resources.caches import Caches
 from csd.engine.resources.model import EngineModel
-from csd.engine.step.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, StepTimeTable
+from csd.engine.step.budget import AutoBudget, AutoPool, Budget, FixedPool, StepTimeTable
 from csd.engine.step.static_step import StaticStep, sizes_for
 from csd.engine.step.step import Step
 from csd.utils.torch_state import plain_torch
@@ -47,14 +47,14 @@ class StepTimes:
     def table(self, table: StepTimeTable | None) -> None:
         self._timed, self._table = self._kind, table
 
-    def budget(self, settings: RunSettings, step: Step) -> FixedBudget:
+    def budget(self, settings: RunSettings, step: Step) -> Budget:
         """Returns the budget of a call with these settings."""
         sizes = None
         if isinstance(step, StaticStep) and not step.verifier:
             sizes = sizes_for(step.slots.count)
         nodes = settings.budget if settings.speculate else 0
         if isinstance(nodes, int):
-            return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
+            return FixedPool(nodes, sizes) if sizes else Budget(nodes)
         table = self.plain(step)
         return AutoPool(table, sizes) if sizes else AutoBudget(table)
 

@@ -39,7 +39,7 @@ def shared(out: Samples) -> float:
     """Tokens of the samples, by those that are left if equal beginnings are read once."""
     texts = _beginnings(out.tokens)
     total = sum(map(len, texts))
-    again = sum(common(a, b) for a, b in pairwise(texts))
+    again = sum(common_tokens(a, b) for a, b in pairwise(texts))
     return total / (total - min(again, _saved(out.stats))) if total else 1.0
 
 
@@ -70,7 +70,7 @@ def alike(texts: Iterable[Sequence[int]]) -> tuple[int, int]:
     ordered, best = _beginnings(texts), (0, 0)
     for i, first in enumerate(ordered):
         for j in range(i + 1, len(ordered)):
-            run = (j - i + 1, common(first, ordered[j]))
+            run = (j - i + 1, common_tokens(first, ordered[j]))
             best = max(best, run, key=lambda run: (run[0] - 1) * run[1])
     return best
 
@@ -80,7 +80,7 @@ def _beginnings(texts: Iterable[Sequence[int]]) -> list[list[int]]:
     return sorted(list(tokens[:BEGINNING]) for tokens in islice(texts, COMPARED))
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common beginning of two texts."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

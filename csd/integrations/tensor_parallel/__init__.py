@@ -29,7 +29,7 @@ from csd.engine.resources.model import EngineModel
 from csd.engine.resources.sizes import Room
 from csd.engine.resources.step_times import StepTimes
 from csd.engine.results.result import Sample
-from csd.engine.step.budget import FixedBudget, StepTimeTable
+from csd.engine.step.budget import Budget, StepTimeTable
 from csd.engine.step.prefill import read_prompt
 from csd.engine.step.step import Step
 from csd.integrations.tensor_parallel.decoder import ParallelDecoder
@@ -155,7 +155,7 @@ class ParallelEngine(Engine):
                 elif order == "step":
                     step = self._following()
                     step.take(what, pending_error)
-                    step(0, FixedBudget(0))
+                    step(0, Budget(0))
                 else:
                     self.link.agree(pending_error)
                     if order == "end":

@@ -178,9 +178,8 @@ def load(
 def _loaded(
     decoder: DecoderLike, tokenizer: Any, generation_config: Any = None, **own: Any
 ) -> Loaded:
-    device_and_dtype = _device_and_dtype(decoder)
-    found = decoder.config, tokenizer, generation_config
-    return Loaded(decoder, *found, *device_and_dtype, **own)
+    read = decoder.config, tokenizer, generation_config
+    return Loaded(decoder, *read, *_device_and_dtype(decoder), **own)
 
 
 def _device_and_dtype(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:

@@ -215,8 +215,8 @@ class _Noted:
         function = self._mask_function(module_name, mask)
         window, chunk = self._kind(module_name, function)
         scale, softcap = named.get("scaling"), named.get("softcap")
-        place = [(x.shape, x.stride(), x.data_ptr()) for x in (key, value)]
-        shares = self.places.index(place) if place in self.places else None
+        memory = [(x.shape, x.stride(), x.data_ptr()) for x in (key, value)]
+        shares = self.places.index(memory) if memory in self.places else None
         spec = AttentionSpec(
             heads=query.shape[1],
             kv_heads=key.shape[1],
@@ -230,7 +230,7 @@ class _Noted:
             shares=shares,
         )
         self.held.append((query, key, value))
-        self.places.append(place)
+        self.places.append(memory)
         numbers = {k: v for k, v in named.items() if k == "s_aux" or not torch.is_tensor(v)}
         if shares is None:
             layer = sum(call.spec.shares is None for call in self.calls)

@@ -156,8 +156,8 @@ class DraftModel(NetworkSpec):
 
     def _network(self, device: str | torch.device) -> ModelNetwork:
         if self._loaded is None:
-            place = device if isinstance(self.model, str | os.PathLike) else None
-            self._loaded = load(self.model, dtype=self.dtype, device=place, revision=self.revision)
+            target = device if isinstance(self.model, str | os.PathLike) else None
+            self._loaded = load(self.model, dtype=self.dtype, device=target, revision=self.revision)
         loaded = self._loaded
         loaded.refresh()
         if loaded.device != torch.device(device):

@@ -120,8 +120,8 @@ def _decide(
 
     # [n, W + 1]: the kept successors, then all other tokens as one atom; padding points to an extra
     # index after the vocabulary
-    kept = [torch.tensor(n.successors.token if n.children else (), dtype=s.dtype) for n in nodes]
-    column = pad_sequence(kept, batch_first=True, padding_value=probs.shape[1])
+    tokens = [torch.tensor(n.successors.token if n.children else (), dtype=s.dtype) for n in nodes]
+    column = pad_sequence(tokens, batch_first=True, padding_value=probs.shape[1])
     width = column.shape[1]
     wide = pad(probs, (0, 1))
     mass = wide.gather(1, column)

@@ -18,7 +18,7 @@ from bench.lib.shapes import random_model
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
 from csd.engine.step import static_step
-from csd.engine.step.budget import FixedBudget
+from csd.engine.step.budget import Budget
 from csd.engine.step.static_step import CAPTURING, Captures
 from csd.graph import consensus
 from csd.research.draft_models.eagle import read_head
@@ -115,7 +115,7 @@ def test_steps_of_any_shape_with_mixed_budgets(seed, monkeypatch):
         numbers.append(draw.choice((0, 0, 3, 12)))
         return numbers[-1]
 
-    monkeypatch.setattr(FixedBudget, "num_draft_tokens", mixed)
+    monkeypatch.setattr(Budget, "num_draft_tokens", mixed)
     draw = random.Random(seed)
     want = generate("cpu", dict(kernels="reference"), budget=12, **asked)
     draw = random.Random(seed)

@@ -10,7 +10,7 @@ from helpers.models.scripted import PrefixSum, engine
 
 import csd
 from bench.lib.shapes import random_model
-from csd.engine.step.budget import FixedBudget
+from csd.engine.step.budget import Budget
 from csd.engine.step.step import Step
 from csd.graph import consensus as module
 from csd.graph.consensus import ConsensusGraph, DeferredInserts
@@ -130,7 +130,7 @@ def test_drafts_equal_those_without_deferral(verifier, monkeypatch):
         asked.append(12 if len(asked) % 3 == 2 else 0)
         return asked[-1]
 
-    monkeypatch.setattr(FixedBudget, "num_draft_tokens", ask)
+    monkeypatch.setattr(Budget, "num_draft_tokens", ask)
     insert, runs = ConsensusGraph.insert, []
 
     def at_once(graph, pool, slots, verdict, defer=False):

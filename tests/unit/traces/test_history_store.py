@@ -31,8 +31,8 @@ def forked(function):
             os._exit(0)
     os.close(writing)
     try:
-        with open(reading) as said:
-            yield process, said
+        with open(reading) as output:
+            yield process, output
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
@@ -185,8 +185,8 @@ def test_one_history_at_a_time_has_a_file_open(tmp_path):
     h = csd.History(path=path)
     with pytest.raises(ValueError, match="is open in another History or process"):
         csd.History(path=path)
-    with forked(lambda: csd.History(path=path)) as (_, said):
-        assert "is open in another History or process" in said.read()
+    with forked(lambda: csd.History(path=path)) as (_, output):
+        assert "is open in another History or process" in output.read()
     h.close()
     h.close()
     with pytest.raises(ValueError, match="is closed"):
@@ -228,13 +228,13 @@ def test_killed_while_saving(tmp_path):
                 yield i
 
     for added in (3, 40):
-        with forked(add) as (process, said):
+        with forked(add) as (process, output):
             last = -1
             while last < added:
-                last = int(said.readline())
+                last = int(output.readline())
             os.kill(process, signal.SIGKILL)
-            # what it had said before it died
-            last = max([last, *map(int, said.read().split())])
+            # what it printed before it was killed
+            last = max([last, *map(int, output.read().split())])
         with csd.History(samples=3, tokens=3000, path=path) as h:
             newest = max(t for p in range(5) for s in held(h, [p]) for t in s)
             assert newest in (last, last + 1)

@@ -24,14 +24,13 @@ Steps of fixed shapes choose among pool sizes by the same rule.
 
 from csd.engine.step.budget.auto import AutoBudget, AutoPool, Controller
 from csd.engine.step.budget.estimator import StepTimesFile, StepTimeTable
-from csd.engine.step.budget.fixed import Budget, FixedBudget, FixedPool, most_nodes, nodes_of
+from csd.engine.step.budget.fixed import Budget, FixedPool, most_nodes, nodes_of
 
 __all__ = [
     "AutoBudget",
     "AutoPool",
     "Budget",
     "Controller",
-    "FixedBudget",
     "FixedPool",
     "StepTimeTable",
     "StepTimesFile",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from csd.engine.results.record import Record
 from csd.engine.step.budget.estimator import RECENT, StepTimeEstimator, StepTimeTable
-from csd.engine.step.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Penalties, most_nodes
+from csd.engine.step.budget.fixed import PER_SLOT, Budget, FixedPool, Penalties, most_nodes
 from csd.state.pool import acceptance, path_probability
 
 # share of the time spent on probes and on measuring steps without drafts
@@ -177,7 +177,7 @@ class Controller:
         return self.times.ratio(live, 2 * live) if live else None
 
 
-class AutoBudget(FixedBudget):
+class AutoBudget(Budget):
     """Chooses the number of nodes with the most expected tokens per second; 0 if none pay."""
 
     def __init__(self, table: StepTimeTable):

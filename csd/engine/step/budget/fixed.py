@@ -23,7 +23,7 @@ def most_nodes(live_count: int) -> int:
     return min(MOST, PER_SLOT * live_count)
 
 
-class FixedBudget:
+class Budget:
     """At most `nodes` drafted tokens per step, over all samples together; base of all budgets.
 
     control: `auto.Controller` of an automatic budget: its step times and gain.
@@ -64,10 +64,7 @@ class FixedBudget:
         """Update from the record of a step over `live_count` slots; once per step, in order."""
 
 
-Budget = FixedBudget
-
-
-class FixedPool(FixedBudget):
+class FixedPool(Budget):
     """At most `nodes` drafted tokens per step, in the smallest pool of `sizes` that holds them."""
 
     def __init__(self, nodes: int, sizes: list[int]):

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 import csd
-from csd.engine.results.savings import alike, common, shared, told
+from csd.engine.results.savings import alike, common_tokens, shared, told
 from csd.engine.results.stats import Stats
 from csd.models.demo import toy
 
@@ -36,7 +36,7 @@ def test_beginnings_that_are_read_once(seed):
     texts = [[rng.randrange(1, 3) for _ in range(rng.randrange(1, 8))] for _ in range(6)]
     total = sum(map(len, texts))
     left = len({tuple(text[:n]) for text in texts for n in range(1, len(text) + 1)})
-    assert common(texts[0], texts[0]) == len(texts[0])
+    assert common_tokens(texts[0], texts[0]) == len(texts[0])
     assert shared(out_of(texts, sample_steps=2 * total, rows=total)) == total / left
     # a sample at a time
     assert shared(out_of(texts, sample_steps=total, rows=total)) == 1

@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 from simulated_steps import Machine, cheap, dear, strong, table, weak
 
-from csd.engine.step.budget import AutoBudget, AutoPool, FixedBudget
+from csd.engine.step.budget import AutoBudget, AutoPool, Budget
 
 
 def doubled(step):
@@ -21,7 +21,7 @@ def auto(kind, seconds, disturbed):
 # the budgets that do not depend on a table run once on each machine
 @cache
 def fixed(nodes, steps, load=None, **machine):
-    return machine_of(load, **machine).run(None if nodes is None else FixedBudget(nodes), steps)
+    return machine_of(load, **machine).run(None if nodes is None else Budget(nodes), steps)
 
 
 def machine_of(load=None, **machine):

@@ -4,12 +4,12 @@ import pytest
 from simulated_steps import costs, flat, record, steep
 
 from csd.engine.first_call.time_steps import sizes_to_time
-from csd.engine.step.budget import AutoBudget, FixedBudget, StepTimeTable, most_nodes
+from csd.engine.step.budget import AutoBudget, Budget, StepTimeTable, most_nodes
 from csd.state.pool import COST_ONE
 
 
 def test_a_fixed_budget_keeps_everything():
-    budget = FixedBudget(12)
+    budget = Budget(12)
     assert budget.num_draft_tokens(5) == 12
     assert budget.select(5, costs(0.1, 0.01)) == 2
 

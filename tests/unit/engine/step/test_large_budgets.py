@@ -5,7 +5,7 @@ from helpers.models.scripted import PrefixSum, engine
 
 import csd
 from csd.engine.resources import caches as resources
-from csd.engine.step.budget import FixedBudget, FixedPool
+from csd.engine.step.budget import Budget, FixedPool
 from csd.engine.step.static_step import sizes_for
 from csd.research.verify.multi_draft import DRAWS
 from csd.state.pool import MAX_NODES
@@ -52,11 +52,9 @@ def test_and_of_verifiers_that_draw(verifier):
 
 def test_a_step_has_no_more_rows_than_its_trees():
     assert (
-        FixedBudget(2**31).num_draft_tokens(3)
-        == FixedBudget(2**31).pool_shape(3)[1]
-        == 3 * (MAX_NODES - 1)
+        Budget(2**31).num_draft_tokens(3) == Budget(2**31).pool_shape(3)[1] == 3 * (MAX_NODES - 1)
     )
-    assert FixedBudget(7).num_draft_tokens(3) == 7
+    assert Budget(7).num_draft_tokens(3) == 7
     assert FixedPool(2**31, sizes_for(2)).pool_shape(2)[0] == 128
     assert FixedPool(2**31, sizes_for(64)).pool_shape(64) == (512, 512)
 

@@ -12,7 +12,7 @@ from helpers.targets import few, slow
 
 import csd
 from bench.lib.shapes import random_model
-from csd.engine.step.budget import FixedBudget
+from csd.engine.step.budget import Budget
 from csd.kernels.attention import prompt as prompt_rows
 from csd.research.draft_models.device_drafter import DeviceModelDrafter
 from csd.research.draft_models.draft_model import ModelNetwork
@@ -90,7 +90,7 @@ def test_a_slot_catches_up_after_steps_without_drafts(pause, monkeypatch):
         count[0] += 1
         return 0 if count[0] % pause else budget.nodes
 
-    monkeypatch.setattr(FixedBudget, "num_draft_tokens", ask)
+    monkeypatch.setattr(Budget, "num_draft_tokens", ask)
     e = engine(PrefixSum(), Letters(), max_slots=3)
     _, make = on_device(loaded(PrefixSum()), k=1, depth=3)
     new = 60 if pause == 9 else 40

@@ -9,7 +9,7 @@ from helpers.runs.tiny_steps import CONFIG, step_with
 from helpers.targets import few
 
 import csd
-from csd.engine.step.budget import FixedBudget
+from csd.engine.step.budget import Budget
 from csd.engine.step.budget.fixed import FixedPool
 from csd.research.draft_models.device_drafter import DeviceModelDrafter
 from csd.research.draft_models.eagle import read_head
@@ -78,7 +78,7 @@ def test_trees_are_the_host_drafters(version, k, depth, budget, chunk, target, t
 def test_steps_without_drafts_lose_no_state(static, pause, target, tmp_path, monkeypatch):
     """Drafts after a pause are those of the host's drafter, which keeps all states."""
     head_of(1, target, tmp_path)
-    asked, real = [0], FixedBudget.num_draft_tokens
+    asked, real = [0], Budget.num_draft_tokens
 
     def ask(budget, live):
         asked[0] += 1
@@ -91,7 +91,7 @@ def test_steps_without_drafts_lose_no_state(static, pause, target, tmp_path, mon
         rows, nodes = pool(budget, live)
         return rows, 0 if asked[0] % pause else nodes
 
-    monkeypatch.setattr(FixedBudget, "num_draft_tokens", ask)
+    monkeypatch.setattr(Budget, "num_draft_tokens", ask)
     monkeypatch.setattr(FixedPool, "pool_shape", of_fixed_shape)
     options = dict(
         num_samples=2,

@@ -8,7 +8,7 @@ from helpers.models.scripted import Letters, Near, PrefixSum, engine, loaded
 from helpers.targets import few, slow
 
 import csd
-from csd.engine.step.budget import FixedBudget
+from csd.engine.step.budget import Budget
 from csd.models.fused.fuse import fuse
 from csd.research.draft_models.distributions import GRAPH, MODEL, Reliability
 from csd.research.draft_models.draft_model import first_layers
@@ -54,7 +54,7 @@ def test_rejected_drafts_leave_no_trace(pause, monkeypatch):
         asked[0] += 1
         return 0 if asked[0] % pause else budget.nodes
 
-    monkeypatch.setattr(FixedBudget, "num_draft_tokens", ask)
+    monkeypatch.setattr(Budget, "num_draft_tokens", ask)
     e = engine(PrefixSum(), Letters(), max_slots=4)
     model, seen, kept = Near(), 0, set()
     out = csd.generate(
