@@ -82,13 +82,19 @@ def reads_states(*tensors: torch.Tensor) -> bool:
     )
 
 
-def advance_state(state: torch.Tensor, key: torch.Tensor, *tail_and_places: torch.Tensor) -> None:
+def advance_state(
+    state: torch.Tensor,
+    key: torch.Tensor,
+    update: torch.Tensor,
+    decay: torch.Tensor,
+    base: torch.Tensor,
+    target: torch.Tensor,
+) -> None:
     """Advances the states from base to target in place, as `advance_state_ref`.
 
     Raises TypeError for tensors that loops do not read.
     """
-    *tail, base, target = tail_and_places
-    tensors = state, key, *tail
+    tensors = state, key, update, decay
     require(reads_states(*tensors), "advance_state", *tensors)
     L, S, H, Dk, Dv = state.shape
     moved = int((base < target).sum())

@@ -4,8 +4,6 @@ The convolution is vectorized over a row's channels. Accepted rows are copied in
 as bytes.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -80,13 +78,15 @@ def tree_conv(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tail: torch.Tensor,
-    *rows_and_silu: Any,
+    slot: torch.Tensor,
+    position: torch.Tensor,
+    path: torch.Tensor,
+    silu: bool,
 ) -> torch.Tensor:
     """Convolution along the trees' paths, [M, C], as `tree_conv_ref`.
 
     Raises TypeError for tensors that loops do not read.
     """
-    *rows, silu = rows_and_silu
     require(reads_conv(x, weight, bias, tail), "tree_conv", x, weight, bias, tail)
     (M, C), W = x.shape, weight.shape[1]
     y = torch.empty_like(x)
@@ -97,7 +97,7 @@ def tree_conv(
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         tail.data_ptr(),
-        *(y.numpy() for y in rows),
+        *(y.numpy() for y in (slot, position, path)),
         silu,
         y.data_ptr(),
         LIKE[x.dtype],
@@ -130,7 +130,13 @@ def reads_tail(node: torch.Tensor, tail: torch.Tensor) -> bool:
     return plain and tail.is_contiguous() and bool(node.shape[0]) and node[0].is_contiguous()
 
 
-def commit_tail(node: torch.Tensor, tail: torch.Tensor, *slots: torch.Tensor) -> None:
+def commit_tail(
+    node: torch.Tensor,
+    tail: torch.Tensor,
+    slot_len: torch.Tensor,
+    accept_row: torch.Tensor,
+    accept_count: torch.Tensor,
+) -> None:
     """Copies accepted rows into the slots' tails in place, as `commit_tail_ref`.
 
     Raises TypeError for tensors that loops do not read.
@@ -144,5 +150,5 @@ def commit_tail(node: torch.Tensor, tail: torch.Tensor, *slots: torch.Tensor) ->
         node.data_ptr(),
         node.stride(0) * width,
         tail.data_ptr(),
-        *(x.numpy() for x in slots),
+        *(x.numpy() for x in (slot_len, accept_row, accept_count)),
     )
